@@ -1,0 +1,111 @@
+"""Sample a grid of pictures from a trained PixNerd: `python sample.py --model outputs/demo`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from pixnerd import PixNerdPipeline, PixNerdScheduler
+from pixnerd.cli import run
+from pixnerd.pictures import grid
+
+
+@dataclass
+class SampleConfig:
+    """Sample a grid of pictures, a row for each class."""
+
+    model: str = "outputs/demo"
+    """Folder of a saved pipeline, or its Hub id."""
+    classes: list[int | str] = field(default_factory=list)
+    """Class names or ids; none for all (the first twelve where there are more)."""
+    per_class: int = 8
+    """Samples of each class."""
+    steps: int = 25
+    """Steps of the solver (paper: 100 with Euler)."""
+    solver: Literal["euler", "adams", "sde", "sde_mean", "sde_preserve"] = "adams"
+    """How a step is taken (paper: euler for class-conditional models)."""
+    solver_order: int = 2
+    """Order of adams, 1 to 4."""
+    shift: float = 1.0
+    """Time shift of the grid (paper: 1 for class-conditional models)."""
+    guidance: float = 3.5
+    """Guidance scale; 1 for none (paper: 3.5)."""
+    guidance_interval: tuple[float, float] = (0.1, 1.0)
+    """Times strictly between which guidance acts (paper: 0.1, 1)."""
+    height: int | None = None
+    """Of the pictures in pixels (default: as trained)."""
+    width: int | None = None
+    """Of the pictures in pixels (default: as trained)."""
+    encoder_size: int | None = None
+    """Side at which the transformer sees the pictures: its tokens are decoded to height x width (default: the same)."""
+    seed: int = 0
+    """Picture number i has a generator of its own, seeded with seed + i."""
+    batch_size: int = 64
+    """Pictures sampled at once; it does not change them, beyond rounding."""
+    scale: int = 2
+    """Factor by which the sheet enlarges the pictures."""
+    output: Path = Path("outputs/samples.png")
+    """The sheet to write; single pictures too if this is a folder name (no suffix)."""
+    device: str | None = None
+    """cuda, mps or cpu (default: the best there is)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the network; the state is float32 in any case."""
+
+
+def main(config: SampleConfig) -> None:
+    if config.per_class < 1 or config.batch_size < 1:
+        raise ValueError(f"per_class, batch_size: expected at least 1, got {config.per_class}, {config.batch_size}")
+    device = config.device or best_device()
+    pipeline = PixNerdPipeline.from_pretrained(config.model, torch_dtype=getattr(torch, config.dtype)).to(device)
+    pipeline.scheduler = PixNerdScheduler.from_config(
+        pipeline.scheduler.config,
+        solver=config.solver,
+        solver_order=config.solver_order,
+        shift=config.shift,
+        guidance_interval=config.guidance_interval,
+    )
+    names = {number: name for name, number in reversed(pipeline.labels.items())}
+    classes = config.classes or list(range(min(12, pipeline.transformer.config.num_classes)))
+    wanted = [label for label in classes for _ in range(config.per_class)]
+
+    images = []
+    for start in range(0, len(wanted), config.batch_size):
+        chunk = wanted[start : start + config.batch_size]
+        seeds = range(config.seed + start, config.seed + start + len(chunk))
+        images += pipeline(
+            chunk,
+            height=config.height,
+            width=config.width,
+            encoder_size=config.encoder_size,
+            num_inference_steps=config.steps,
+            guidance_scale=config.guidance,
+            generator=[torch.Generator(device).manual_seed(seed) for seed in seeds],
+            output_type="pt",
+        ).images.cpu()
+
+    sheet = grid(
+        torch.stack(images),
+        columns=config.per_class,
+        scale=config.scale,
+        row_names=[names.get(label, str(label)) if isinstance(label, int) else label for label in classes],
+    )
+    file = config.output
+    if not file.suffix:
+        file.mkdir(parents=True, exist_ok=True)
+        for number, image in enumerate(images):
+            grid(image[None], columns=1, gap=0).save(file / f"{number:05d}.png")
+        file = file / "sheet.png"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(file)
+    print(f"wrote {file}: {len(classes)} classes x {config.per_class}")
+
+
+def best_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+if __name__ == "__main__":
+    run(main, SampleConfig)

@@ -1,0 +1,54 @@
+"""The card of a saved model."""
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from .openmoji import ATTRIBUTION
+
+TEMPLATE = """---
+{{ card_data }}
+---
+
+# {{ name }}
+
+A class-conditional [PixNerd](https://arxiv.org/abs/2507.23268): a diffusion transformer on patches of
+{{ patch }} x {{ patch }} pixels with {{ head }}, without an autoencoder. {{ parameters }} parameters, trained on
+{{ dataset }} at {{ size }} x {{ size }} pixels for {{ steps }} steps; these are the averaged weights.
+
+```python
+from diffusers import DiffusionPipeline
+
+pipeline = DiffusionPipeline.from_pretrained("{{ name }}", trust_remote_code=True)
+images = pipeline({{ classes }}, num_inference_steps=25).images
+```
+
+Classes: {{ class_names }}.
+{{ attribution }}
+"""
+
+
+def model_card(pipeline, dataset: str, steps: int, repository: str | None = None) -> ModelCard:
+    """A card with what a stranger needs: what it is, on what it was trained, under which terms, how to sample."""
+    config = pipeline.transformer.config
+    names = list(pipeline.labels) or [str(n) for n in range(config.num_classes)]
+    openmoji = dataset == "openmoji"
+    data = ModelCardData(
+        license="cc-by-sa-4.0" if openmoji else "other",
+        license_name=None if openmoji else "as-the-training-data",
+        library_name="diffusers",
+        pipeline_tag="unconditional-image-generation",
+        tags=["pixnerd", "pixel-space", "class-conditional"],
+    )
+    return ModelCard.from_template(
+        data,
+        template_str=TEMPLATE,
+        name=repository or "pixnerd",
+        patch=config.patch_size,
+        head="a neural field head" if config.head_type == "neural_field" else "a linear head",
+        parameters=f"{sum(p.numel() for p in pipeline.transformer.parameters()):,}",
+        dataset=dataset,
+        size=config.sample_size,
+        steps=f"{steps:,}",
+        classes=names[:4],
+        class_names=", ".join(names[:40]) + (", …" if len(names) > 40 else ""),
+        attribution=f"\n{ATTRIBUTION}.\n" if openmoji else "",
+    )

@@ -1,0 +1,45 @@
+"""The border of a script: a documented dataclass becomes its options, and an error of the user's becomes one line.
+
+Every project carries this module to the letter.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentParser, set_parsing_settings
+
+
+def run(main: Callable[[Any], None], config_class: type) -> None:
+    """Parse the command line into `config_class` and call `main` with it.
+
+    Options come from `--config FILE.yaml` and from the command line, which wins; an unknown key or a wrong type is an
+    error that names it. ValueError and OSError end the script with one line and status 2; `--debug` shows where.
+    """
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    summary = (config_class.__doc__ or "").strip().splitlines()[0]
+    parser = ArgumentParser(description=summary)
+    parser.add_argument("--config", action="config", help="YAML file of options; the command line overrides it.")
+    parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    parser.add_class_arguments(config_class, as_group=False)
+    options = parser.parse_args()
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(config_class)}
+    try:
+        main(config_class(**values))
+    except (ValueError, OSError) as error:
+        if options.debug:
+            raise
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        message = lines[-1].strip()  # an error that crossed from a data worker carries its traceback before it
+        print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+def save_config(config: Any, file: Path) -> None:
+    """Write the options in effect as YAML that `--config` reads."""
+    plain = {key: str(value) if isinstance(value, Path) else value for key, value in dataclasses.asdict(config).items()}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")

@@ -1,0 +1,24 @@
+import pytest
+import torch
+
+from pixnerd import PixNerdTransformer2DModel
+
+torch.set_num_threads(1)  # the work of a test is too small to share
+
+
+def random_transformer(seed: int = 0, **options) -> PixNerdTransformer2DModel:
+    """A small network in which nothing is left at zero or one."""
+    defaults = dict(
+        sample_size=16, patch_size=4, hidden_size=24, num_attention_heads=2, num_layers=2, head_layers=2, head_channels=8
+    )
+    transformer = PixNerdTransformer2DModel(num_classes=5, **(defaults | options))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in transformer.parameters():
+            p.add_(0.1 * torch.randn(p.shape, generator=generator))
+    return transformer.eval()
+
+
+@pytest.fixture
+def transformer() -> PixNerdTransformer2DModel:
+    return random_transformer()

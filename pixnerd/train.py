@@ -1,0 +1,353 @@
+"""Train PixNerd: `accelerate launch -q train.py [--config configs/NAME.yaml] [--option value]`."""
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from accelerate import Accelerator, DistributedType
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from pixnerd import PRESETS, PixNerdPipeline, PixNerdScheduler, PixNerdTransformer2DModel, linear_head_baseline
+from pixnerd.alignment import Projector
+from pixnerd.card import model_card
+from pixnerd.checkpointing import Checkpoints, StopSignal
+from pixnerd.cli import run, save_config
+from pixnerd.data import LabelledImages, StepSampler, load_images, micro_batches, to_float
+from pixnerd.ema import EMA
+from pixnerd.flow import draw, shift_time
+from pixnerd.objective import Objective
+from pixnerd.pictures import grid
+from pixnerd.teacher import Teacher
+
+
+@dataclass
+class TrainConfig:
+    """Train PixNerd. The defaults are the demo: OpenMoji at 32 pixels on two CPU cores."""
+
+    preset: str = "S/8"
+    """Size of the network and of its patches in pixels: S/8, S/4 (ours), B/16, L/16, XL/16, XL/8 (paper)."""
+    hidden_size: int | None = None
+    """Width of the transformer, if not the preset's."""
+    num_attention_heads: int | None = None
+    """Attention heads, if not the preset's."""
+    num_layers: int | None = None
+    """Transformer blocks, if not the preset's."""
+    head_layers: int | None = None
+    """Neural field blocks, if not the preset's."""
+    head_channels: int | None = None
+    """Width of the neural field, if not the preset's (paper: 64)."""
+    head_type: Literal["neural_field", "linear"] = "neural_field"
+    """The paper's head, or its baseline: a linear head with as many blocks in all."""
+
+    dataset: str = "openmoji"
+    """openmoji, a folder (with or without class folders), an .npz file, or hf:ID for a data set of the Hub."""
+    resolution: int = 32
+    """Side of the images in pixels (paper: 256 and 512)."""
+    balanced: bool = True
+    """Draw classes, and variants of one thing, equally often; off: epochs over all files, as in the paper."""
+    flip: bool = False
+    """Mirror half of the images (the released configurations do not)."""
+    cache_dir: Path | None = None
+    """Where rendered OpenMoji are kept (default: ~/.cache/iclr26-pixnerd)."""
+    workers: int = 0
+    """Processes that read images, for each training process."""
+
+    steps: int = 3000
+    """Optimiser steps (paper: 800,000 at 256 pixels)."""
+    batch_size: int = 32
+    """Images a step, of all processes together (paper: 256)."""
+    gradient_accumulation: int = 1
+    """Parts into which each process cuts its share of the batch, to save memory."""
+    lr: float = 3e-4
+    """Learning rate of AdamW, constant (paper: 1e-4)."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's (paper: 0.9, 0.999 for class-conditional models)."""
+    weight_decay: float = 0.0
+    """AdamW's (paper: 0)."""
+    clip: float | None = None
+    """Largest norm of the gradient (paper: none for class-conditional models)."""
+    ema_decay: float = 0.995
+    """Decay of the moving average of the weights at each step (paper: 0.9999)."""
+    ema_warmup: bool = True
+    """Let the decay grow from 0.1 over the first steps: for short runs, the paper has none."""
+    ema_every: int = 1
+    """Average at steps divisible by this."""
+
+    time: Literal["lognormal", "uniform"] = "lognormal"
+    """Distribution of the time before the shift (paper: the sigmoid of a normal)."""
+    shift: float = 1.0
+    """Time shift; above 1 towards noise (paper: 1 for class-conditional models)."""
+    label_drop: float = 0.1
+    """Share of labels replaced by no class, for guidance (paper: 0.1)."""
+    prediction_type: Literal["velocity", "sample"] = "velocity"
+    """What the network answers: the velocity (paper), or the clean image, with the loss still on the velocity (JiT)."""
+    loss_weight: Literal["constant", "inverse_sigma", "snr", "minsnr", "maxsnr"] = "constant"
+    """Weight of a sample by its time (paper: constant)."""
+    teacher: str | None = None
+    """REPA's teacher, a Hub id or a folder (paper: facebook/dinov2-base); none: no alignment."""
+    repa_weight: float = 0.5
+    """Weight of the alignment loss (paper: 0.5)."""
+    feature_layer: int = 8
+    """Block whose tokens are aligned or dispersed, from 1 (paper: 8)."""
+    dispersive_weight: float = 0.0
+    """Weight of the dispersive loss (official code: 0.5 where it is used; not in the paper's recipe)."""
+
+    init_from: Path | None = None
+    """Saved model to start from: 512 pixels are fine-tuned from 256."""
+    mixed_precision: Literal["no", "bf16"] | None = None
+    """Precision of the network (paper: bf16); None takes accelerate's configuration."""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """Of float32 products on a GPU (official code: medium)."""
+    compile: bool = False
+    """Compile the network with torch.compile (official code does)."""
+    gradient_checkpointing: bool = False
+    """Recompute the blocks in the backward pass: less memory, about a third more time."""
+    threads: int | None = None
+    """CPU threads of each process (default: the cores divided by the processes on this machine)."""
+
+    seed: int = 0
+    """Of weights, order, times and noise."""
+    output_dir: Path = Path("outputs/demo")
+    """Where the model, checkpoints, previews and logs go."""
+    resume: str | None = None
+    """`latest`, or a checkpoint folder, to go on from."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints."""
+    keep_checkpoints: int = 2
+    """Checkpoints to keep."""
+    preview_every: int = 500
+    """Steps between preview pictures; 0 for none (none either where the network is sharded)."""
+    log_every: int = 10
+    """Steps between lines of log.jsonl and of the tracker."""
+    tracker: Literal["tensorboard", "wandb", "trackio", "none"] = "tensorboard"
+    """Where accelerate sends losses; wandb and trackio are installed apart."""
+    push_to_hub: bool = False
+    """Upload the final model."""
+    hub_model_id: str | None = None
+    """Repository to upload to, user/name."""
+
+
+def main(config: TrainConfig) -> None:
+    accelerator = Accelerator(
+        mixed_precision=config.mixed_precision,
+        gradient_accumulation_steps=config.gradient_accumulation,
+        log_with=None if config.tracker == "none" else config.tracker,
+        project_dir=config.output_dir,
+    )
+    set_up_device(config, accelerator)
+    slices = micro_batches(
+        config.batch_size, accelerator.num_processes, accelerator.process_index, config.gradient_accumulation
+    )
+    with accelerator.local_main_process_first():
+        data = load_images(config.dataset, config.resolution, "train", config.cache_dir)
+    if config.push_to_hub:
+        check_hub(config, accelerator)
+
+    torch.manual_seed(config.seed)
+    transformer = build_transformer(config, len(data.class_names))
+    null = transformer.config.num_classes
+    teacher = Teacher(config.teacher, transformer.config.patch_size).to(accelerator.device) if config.teacher else None
+    objective = Objective(
+        transformer,
+        Projector(transformer.config.hidden_size, teacher.dim) if teacher else None,
+        prediction_type=config.prediction_type,
+        loss_weight=config.loss_weight,
+        feature_layer=config.feature_layer,
+        repa_weight=config.repa_weight,
+        dispersive_weight=config.dispersive_weight,
+    )
+    optimizer = torch.optim.AdamW(
+        objective.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+    )
+    objective, optimizer = accelerator.prepare(objective, optimizer)
+    bare = accelerator.unwrap_model(objective)
+    ema = EMA(bare.transformer, config.ema_decay, warmup=config.ema_warmup, every=config.ema_every)
+
+    checkpoints = Checkpoints(config.output_dir / "checkpoints", config.keep_checkpoints)
+    start = 0
+    if (found := checkpoints.find(config.resume)) is not None:
+        start = checkpoints.load(found, bare, optimizer.optimizer, ema=ema)["step"]
+        accelerator.print(f"resumed from {found}")
+    log = Log(config, accelerator, start)
+    sampler = StepSampler(data, config.batch_size, slices, config.seed, config.balanced, start)
+    loader = DataLoader(data, batch_sampler=sampler, num_workers=config.workers, pin_memory=accelerator.device.type != "cpu")
+    batches = iter(loader)
+    stop = StopSignal()
+
+    def save(step: int) -> None:
+        checkpoints.save(step, bare, optimizer.optimizer, {"project": "pixnerd", "config": plain(config)}, ema=ema)
+
+    progress = tqdm(
+        range(start, config.steps), initial=start, total=config.steps, unit="step", disable=not accelerator.is_main_process
+    )
+    for step in progress:
+        parts: dict[str, Tensor] = {}
+        for places in slices:
+            batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in next(batches).items()}
+            shape = batch["image"].shape[1:]
+            chance = draw(config.seed, step, places, shape, accelerator.device, config.time)
+            with accelerator.accumulate(objective):
+                x = to_float(batch["image"])
+                if config.flip:
+                    x = torch.where(chance["flip"].view(-1, 1, 1, 1) < 0.5, x.flip(-1), x)
+                labels = torch.where(chance["drop"] < config.label_drop, null, batch["label"])
+                t = shift_time(chance["t"], config.shift)
+                tokens = teacher((x + 1) / 2) if teacher else None
+                losses = objective(x, labels, t, chance["noise"], tokens)
+                accelerator.backward(losses["loss"])
+                for name, value in losses.items():
+                    parts[name] = parts.get(name, 0) + value.detach() / len(slices)
+                if accelerator.sync_gradients:
+                    means, stopping = across_processes(accelerator, parts, stop.received is not None)
+                    if not math.isfinite(means["loss"]):
+                        raise ValueError(
+                            f"loss: expected a finite number, got {means['loss']} at step {step}; nothing was saved "
+                            "after the last checkpoint. Look at the data, or lower lr"
+                        )
+                    if config.clip is not None:
+                        accelerator.clip_grad_norm_(objective.parameters(), config.clip)
+                optimizer.step()
+                optimizer.zero_grad()
+        done = step + 1
+        ema.update(done)
+        log.write(done, means, progress)
+        if stopping:
+            save(done)
+            accelerator.end_training()
+            raise SystemExit(f"stopped at step {done} and saved; go on with --resume latest")
+        if done % config.checkpoint_every == 0 or done == config.steps:
+            save(done)
+        if config.preview_every and done % config.preview_every == 0 and accelerator.distributed_type != DistributedType.FSDP:
+            with ema.applied():
+                preview(config, accelerator, bare.transformer, data, config.output_dir / "previews" / f"step-{done:06d}.png")
+    stop.restore()
+    finish(config, accelerator, ema, data)
+
+
+def set_up_device(config: TrainConfig, accelerator: Accelerator) -> None:
+    """Threads on a CPU (accelerate leaves one), precision of products on a GPU."""
+    if accelerator.device.type == "cpu":
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // local))
+    torch.set_float32_matmul_precision(config.matmul_precision)
+
+
+def build_transformer(config: TrainConfig, num_classes: int) -> PixNerdTransformer2DModel:
+    """The preset with the options that override it, from fresh or saved weights."""
+    if config.preset not in PRESETS:
+        raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {config.preset!r}")
+    names = ("hidden_size", "num_attention_heads", "num_layers", "head_layers", "head_channels")
+    shape = PRESETS[config.preset] | {n: getattr(config, n) for n in names if getattr(config, n) is not None}
+    if config.head_type == "linear":
+        shape = linear_head_baseline(shape)
+    transformer = PixNerdTransformer2DModel(sample_size=config.resolution, num_classes=num_classes, **shape)
+    if config.init_from:
+        saved = PixNerdTransformer2DModel.from_pretrained(config.init_from, subfolder="transformer")
+        try:
+            transformer.load_state_dict(saved.state_dict())
+        except RuntimeError as error:
+            raise ValueError(f"init_from: {config.init_from} has another size or number of classes") from error
+    if config.gradient_checkpointing:
+        transformer.enable_gradient_checkpointing()
+    if config.compile:
+        transformer.compile()  # in place, so that names of parameters stay
+    return transformer
+
+
+def across_processes(accelerator: Accelerator, parts: dict[str, Tensor], stop: bool) -> tuple[dict[str, float], bool]:
+    """Mean losses of all processes, and whether any of them was told to stop: one message, one wait for the device."""
+    values = torch.stack([*parts.values(), torch.tensor(float(stop), device=accelerator.device)])
+    *means, stopping = accelerator.reduce(values, reduction="mean").tolist()
+    return dict(zip(parts, means, strict=True)), stopping > 0
+
+
+def scheduler_for(config: TrainConfig) -> PixNerdScheduler:
+    return PixNerdScheduler(solver="adams", solver_order=2, prediction_type=config.prediction_type)
+
+
+def preview(config, accelerator, transformer, data: LabelledImages, file: Path) -> None:
+    """A picture of the averaged model so far: a few classes, two samples of each."""
+    transformer.eval()
+    pipeline = PixNerdPipeline(transformer, scheduler_for(config))
+    pipeline.set_progress_bar_config(disable=True)
+    classes = list(range(min(12, len(data.class_names)))) * 2
+    generator = torch.Generator(accelerator.device).manual_seed(config.seed)
+    images = pipeline(classes, num_inference_steps=25, generator=generator, output_type="pt").images
+    transformer.train()
+    if accelerator.is_main_process:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        grid(images, columns=len(classes) // 2, scale=2).save(file)
+
+
+def check_hub(config: TrainConfig, accelerator: Accelerator) -> None:
+    """Token and repository, before the first step."""
+    if not config.hub_model_id:
+        raise ValueError("hub_model_id: expected user/name with push_to_hub")
+    if accelerator.is_main_process:
+        from huggingface_hub import create_repo
+
+        create_repo(config.hub_model_id, exist_ok=True)
+
+
+def finish(config: TrainConfig, accelerator: Accelerator, ema: EMA, data: LabelledImages) -> None:
+    """Save the averaged model as a pipeline with its card, and upload it if asked to."""
+    weights = {name: full(tensor) for name, tensor in ema.state_dict().items()}  # every process helps to gather
+    if accelerator.is_main_process:
+        transformer = build_transformer(config, len(data.class_names))
+        transformer.load_state_dict(weights)
+        pipeline = PixNerdPipeline(transformer, scheduler_for(config), id2label=dict(enumerate(data.class_names)))
+        pipeline.save_pretrained(config.output_dir)
+        save_config(config, config.output_dir / "training.yaml")
+        model_card(pipeline, config.dataset, config.steps, config.hub_model_id).save(config.output_dir / "README.md")
+        print(f"saved {config.output_dir}")
+        if config.push_to_hub:
+            from huggingface_hub import upload_folder
+
+            upload_folder(
+                repo_id=config.hub_model_id,
+                folder_path=config.output_dir,
+                ignore_patterns=["checkpoints/*", "previews/*", "pixnerd/*", "*.jsonl"],
+            )
+    accelerator.end_training()
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A whole tensor on the CPU, from a plain or a sharded one."""
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).cpu()
+
+
+def plain(config: TrainConfig) -> dict:
+    return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(config).items()}
+
+
+class Log:
+    """Losses to log.jsonl, to accelerate's tracker and to the progress bar."""
+
+    def __init__(self, config: TrainConfig, accelerator: Accelerator, start: int) -> None:
+        self.every, self.accelerator = config.log_every, accelerator
+        self.file = config.output_dir / "log.jsonl"
+        if accelerator.is_main_process:
+            lines = self.file.read_text(encoding="utf-8").splitlines() if start and self.file.is_file() else []
+            kept = [line for line in lines if json.loads(line)["step"] <= start]  # what the resumed run will write anew
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.file.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        accelerator.init_trackers("pixnerd", config={k: str(v) for k, v in plain(config).items()})
+
+    def write(self, step: int, losses: dict[str, float], progress: tqdm) -> None:
+        if step % self.every:
+            return
+        progress.set_postfix(loss=f"{losses['loss']:.4f}", refresh=False)
+        self.accelerator.log(losses, step=step)
+        if self.accelerator.is_main_process:
+            with self.file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, **losses}) + "\n")
+
+
+if __name__ == "__main__":
+    run(main, TrainConfig)
