@@ -98,8 +98,8 @@ class TrainConfig:
     dispersive_weight: float = 0.0
     """Weight of the dispersive loss (official code: 0.5 where it is used; not in the paper's recipe)."""
 
-    init_from: Path | None = None
-    """Saved model to start from: 512 pixels are fine-tuned from 256."""
+    init_from: str | None = None
+    """Saved model to start from, a folder or a Hub id: 512 pixels are fine-tuned from 256."""
     mixed_precision: Literal["no", "bf16"] | None = None
     """Precision of the network (paper: bf16); None takes accelerate's configuration."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
@@ -199,7 +199,8 @@ def main(config: TrainConfig) -> None:
                 labels = torch.where(chance["drop"] < config.label_drop, null, batch["label"])
                 t = shift_time(chance["t"], config.shift)
                 tokens = teacher((x + 1) / 2) if teacher else None
-                losses = objective(x, labels, t, chance["noise"], tokens)
+                with accelerator.autocast():
+                    losses = objective(x, labels, t, chance["noise"], tokens)
                 accelerator.backward(losses["loss"])
                 for name, value in losses.items():
                     parts[name] = parts.get(name, 0) + value.detach() / len(slices)
@@ -231,11 +232,14 @@ def main(config: TrainConfig) -> None:
 
 
 def set_up_device(config: TrainConfig, accelerator: Accelerator) -> None:
-    """Threads on a CPU (accelerate leaves one), precision of products on a GPU."""
+    """Threads on a CPU (accelerate leaves one), precision of products on a GPU, and of shards."""
     if accelerator.device.type == "cpu":
         local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // local))
     torch.set_float32_matmul_precision(config.matmul_precision)
+    if accelerator.distributed_type == DistributedType.FSDP:
+        # FSDP's own policy would cast images and times to bfloat16 as well: autocast alone decides, as with replicas.
+        accelerator.state.fsdp_plugin.mixed_precision_policy = None
 
 
 def build_transformer(config: TrainConfig, num_classes: int) -> PixNerdTransformer2DModel:
@@ -248,7 +252,7 @@ def build_transformer(config: TrainConfig, num_classes: int) -> PixNerdTransform
         shape = linear_head_baseline(shape)
     transformer = PixNerdTransformer2DModel(sample_size=config.resolution, num_classes=num_classes, **shape)
     if config.init_from:
-        saved = PixNerdTransformer2DModel.from_pretrained(config.init_from, subfolder="transformer")
+        saved = PixNerdPipeline.from_pretrained(config.init_from).transformer
         try:
             transformer.load_state_dict(saved.state_dict())
         except RuntimeError as error:

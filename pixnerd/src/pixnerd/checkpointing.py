@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 
@@ -68,7 +70,7 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         _barrier()
-        dcp.save({"training": _Training(model, optimizer), **more}, checkpoint_id=partial, no_dist=not _is_distributed())
+        _exchange(dcp.save, {"training": _Training(model, optimizer), **more}, partial)
         torch.save(random_state(), partial / f"random-{_rank()}.pt")
         _barrier()
         if _rank() == 0:
@@ -92,14 +94,13 @@ class Checkpoints:
         """
         try:
             state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-            objects = {"training": _Training(model, optimizer), **more}
-            dcp.load(objects, checkpoint_id=path, no_dist=not _is_distributed())
+            _exchange(dcp.load, {"training": _Training(model, optimizer), **more}, path)
             chance = path / f"random-{_rank()}.pt"
             if state["processes"] == _world():
                 set_random_state(torch.load(chance, weights_only=False))
-        except Exception as error:  # pickle, zip, shape and key errors, each of its own kind
-            reason = " ".join(str(error).split())[:300]
-            raise OSError(f"resume: {path} is damaged or of another model ({type(error).__name__}: {reason})") from error
+        except (Exception, CheckpointException) as error:  # pickle, zip, shape and key errors, each of its own kind
+            reason = (str(error).strip().splitlines() or [""])[-1].strip()
+            raise OSError(f"resume: {path} is damaged or of another model ({reason or type(error).__name__})") from error
         return state
 
 
@@ -151,6 +152,13 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _exchange(function, objects: dict[str, Any], path: Path) -> None:
+    """`dcp.save` or `dcp.load`, without its warning that a single process is one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        function(objects, checkpoint_id=path, no_dist=not _is_distributed())
 
 
 def _sync(path: Path) -> None:

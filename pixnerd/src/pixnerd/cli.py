@@ -32,8 +32,9 @@ def run(main: Callable[[Any], None], config_class: type) -> None:
     except (ValueError, OSError) as error:
         if options.debug:
             raise
-        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        message = lines[-1].strip()  # an error that crossed from a data worker carries its traceback before it
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        # an error that crossed from a data worker carries its traceback before it
+        message = lines[-1] if any(line.startswith("Traceback") for line in lines) else " ".join(lines)
         print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
         sys.exit(2)
 

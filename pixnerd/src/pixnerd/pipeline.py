@@ -151,16 +151,17 @@ class PixNerdPipeline(DiffusionPipeline):
         """As in diffusers, and with the code beside the weights: the folder loads where this package is not, by
         `DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)`."""
         folder = Path(save_directory)
+        if push_to_hub:
+            raise ValueError("push_to_hub: save first, then call push_to_hub on the pipeline or upload the folder")
         super().save_pretrained(folder, **kwargs)
         index_file = folder / "model_index.json"
         index = json.loads(index_file.read_text(encoding="utf-8"))
+        index.pop("_name_or_path", None)  # where it was loaded from is nobody's business
         index["_class_name"] = [write_code(type(self), folder), type(self).__name__]
         for name in ("transformer", "scheduler"):
             component = type(getattr(self, name))
             index[name] = [write_code(component, folder / name), component.__name__]
         index_file.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        if push_to_hub:
-            raise ValueError("push_to_hub: save first, then call push_to_hub on the pipeline or upload the folder")
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, **kwargs):
@@ -175,8 +176,12 @@ class PixNerdPipeline(DiffusionPipeline):
         dtype = kwargs.pop("torch_dtype", None)
         if not folder.is_dir():
             hub = {k: kwargs.pop(k) for k in ("revision", "token", "cache_dir", "local_files_only") if k in kwargs}
-            patterns = ["*.json", "*.safetensors"]
-            folder = Path(snapshot_download(str(pretrained_model_name_or_path), allow_patterns=patterns, **hub))
+            name = str(pretrained_model_name_or_path)
+            try:
+                folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"], **hub))
+            except Exception as error:  # no network, no access, no such name: each its own kind
+                reason = str(error).strip().splitlines()[0]
+                raise OSError(f"{name} is no folder here, and no model that the Hub gives us ({reason})") from error
         index_file = folder / "model_index.json"
         if not index_file.is_file():
             raise OSError(f"{folder}: expected a saved PixNerd pipeline, found no model_index.json there")

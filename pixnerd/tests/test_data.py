@@ -1,0 +1,216 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pixnerd import openmoji
+from pixnerd.data import LabelledImages, StepSampler, captions, load_images, micro_batches, to_float
+
+
+def write_image(path, colour=(255, 0, 0), size=(20, 12)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+# OpenMoji
+
+
+def test_openmoji_is_whole_and_split_by_base_emoji(tmp_path):
+    train, test = (load_images("openmoji", 16, split, tmp_path) for split in ("train", "test"))
+    assert len(train) + len(test) == 4495
+    assert 0.05 < len(test) / 4495 < 0.15
+    assert not set(train.groups) & set(test.groups)
+    assert train.class_names == list(openmoji.KINDS)
+    assert set(train.labels) == set(test.labels) == set(range(len(openmoji.KINDS)))
+    item = train[0]
+    assert item["image"].shape == (3, 16, 16) and item["image"].dtype == torch.uint8
+
+
+def test_the_rendered_pictures_are_kept_and_read_again(tmp_path):
+    first = load_images("openmoji", 8, "test", tmp_path)
+    (cache,) = tmp_path.glob("*.npy")
+    written = cache.stat().st_mtime_ns
+    again = load_images("openmoji", 8, "test", tmp_path)
+    assert cache.stat().st_mtime_ns == written
+    assert torch.equal(first.all_images(), again.all_images())
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("😀", "faces"), ("🐱", "animals"), ("👩🏽‍🚀", "people"), ("👍🏿", "hands and body"), ("🍕", "food"), ("🇩🇪", "flags"),
+     ("🇩", "symbols"), ("🚀", "places and travel"), ("⚽", "activities"), ("🌻", "plants and weather"), ("👑", "objects"),
+     ("➡", "symbols"), ("5️⃣", "symbols"), ("\ue000", "icons")],
+)  # fmt: skip
+def test_kinds(text, kind):
+    assert openmoji.kind(tuple(map(ord, text))) == kind
+
+
+def test_skin_tones_hair_and_gender_are_one_base():
+    bases = {openmoji.base(tuple(map(ord, text))) for text in ("🏃", "🏃🏽", "🏃‍♀️", "🏃🏿‍♂️")}
+    assert len(bases) == 1
+    assert len({openmoji.base(tuple(map(ord, text))) for text in ("👩‍🚀", "👨🏻‍🚀", "🧑🏾‍🚀")}) == 1
+    assert openmoji.base(tuple(map(ord, "👩‍🚀"))) != openmoji.base(tuple(map(ord, "👩‍🎨")))
+    assert openmoji.base((0x1F3FB,)) == (0x1F3FB,)
+
+
+def test_names_come_from_unicode():
+    items = openmoji.files()
+    assert sum(item.caption() is not None for item in items) == 3953
+    by_text = {"".join(map(chr, item.codepoints)): item for item in items}
+    assert by_text["😀"].caption() == "grinning face"
+    assert by_text["\ue000"].caption() is None
+
+
+# Folders, arrays, the Hub
+
+
+def test_a_folder_with_class_folders(tmp_path):
+    for split in ("train", "val"):
+        for name, colour in (("Bäume und Blätter", (0, 255, 0)), ("autos", (255, 0, 0))):
+            for i in range(2):
+                write_image(tmp_path / split / name / f"bild {i}.png", colour)
+    train, test = (load_images(str(tmp_path), 8, split) for split in ("train", "test"))
+    assert train.class_names == test.class_names == ["Bäume und Blätter", "autos"]
+    assert train.labels.tolist() == [0, 0, 1, 1] and len(test) == 4
+    assert torch.equal(train[0]["image"], torch.tensor([0, 255, 0]).view(3, 1, 1).expand(3, 8, 8).byte())
+
+
+def test_a_folder_without_classes_holds_out_a_tenth_by_name(tmp_path):
+    for i in range(60):
+        write_image(tmp_path / f"{i}.jpg")
+    (tmp_path / "3.txt").write_text("a red square\n")
+    train, test = (load_images(str(tmp_path), 8, split) for split in ("train", "test"))
+    assert len(train) + len(test) == 60 and 1 <= len(test) <= 15
+    assert not set(train.images) & set(test.images)
+    assert train.class_names == [tmp_path.name]
+    assert {c for part in (train, test) for c in captions(part)} == {None, "a red square"}
+
+
+@pytest.mark.parametrize("content", [b"", b"this is no picture"])
+def test_a_broken_image_is_named(tmp_path, content):
+    write_image(tmp_path / "train" / "good.png")
+    (tmp_path / "train" / "bad.png").write_bytes(content)
+    write_image(tmp_path / "test" / "good.png")
+    data = load_images(str(tmp_path), 8)
+    with pytest.raises(OSError, match=r"bad\.png: not readable as an image"):
+        data.all_images()
+
+
+def test_arrays_of_bytes_and_of_floats(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    labels = np.arange(40) % 2
+    np.savez(tmp_path / "bytes.npz", images=images, labels=labels, class_names=["a", "b"])
+    np.savez(tmp_path / "floats.npz", images=images / 255.0)
+    data = load_images(str(tmp_path / "bytes.npz"), 8)
+    floats = load_images(str(tmp_path / "floats.npz"), 8)
+    assert data.class_names == ["a", "b"] and floats.class_names == ["0"]
+    assert torch.equal(data.all_images(), floats.all_images())
+    assert len(data) + len(load_images(str(tmp_path / "bytes.npz"), 8, "test")) == 40
+
+
+def test_a_data_set_in_the_form_of_the_hub(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    pictures = [Image.new("RGB", (12, 10), (i * 20, 0, 0)) for i in range(6)]
+    for split in ("train", "test"):
+        part = datasets.Dataset.from_dict({"img": pictures, "label": [0, 1] * 3}, features=features)
+        (tmp_path / "data").mkdir(exist_ok=True)
+        part.to_parquet(str(tmp_path / "data" / f"{split}-00000-of-00001.parquet"))
+    data = load_images(f"hf:{tmp_path}", 8)
+    assert data.class_names == ["cat", "dog"] and data.labels.tolist() == [0, 1] * 3
+    assert (data[3]["image"][0] == 60).all()
+    assert len(load_images(f"hf:{tmp_path}", 8, "test")) == 6
+
+
+def nan_images():
+    images = np.zeros((5, 8, 8, 3))
+    images[3, 0, 0, 0] = np.nan
+    return images
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"images": nan_images()}, r"images: expected uint8, or finite floats in \[0, 1\]; item 3"),
+        ({"images": np.zeros((5, 6, 6, 3), np.uint8)}, r"images: expected \(items, 8, 8, 3\), got \(5, 6, 6, 3\)"),
+        ({"pictures": np.zeros(3)}, "expected an array `images` in .*, found pictures"),
+        (
+            {"images": np.zeros((30, 8, 8, 3), np.uint8), "labels": np.full(30, 2), "class_names": ["a", "b"]},
+            r"labels: expected class ids 0\.\.1, got 2",
+        ),
+    ],
+)
+def test_wrong_arrays_are_refused(tmp_path, arrays, message):
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(ValueError, match=message):
+        load_images(str(tmp_path / "data.npz"), 8)
+
+
+def test_sources_that_are_not_there(tmp_path, monkeypatch):
+    with pytest.raises(OSError, match="expected openmoji, a folder, an .npz file or hf:ID; 'no/such/folder' is none"):
+        load_images("no/such/folder", 8)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OSError, match="no image in"):
+        load_images(str(tmp_path / "empty"), 8)
+    write_image(tmp_path / "half" / "train" / "a.png")
+    with pytest.raises(OSError, match="has a train folder, but none of test, val, validation"):
+        load_images(str(tmp_path / "half"), 8, "test")
+    with pytest.raises(ValueError, match='split: expected "train" or "test"'):
+        load_images("openmoji", 8, "all")
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(OSError, match="cannot load hf:nobody/nothing"):
+        load_images("hf:nobody/nothing", 8)
+
+
+def test_bytes_become_floats_between_minus_one_and_one():
+    assert to_float(torch.tensor([0, 255], dtype=torch.uint8)).tolist() == [-1, 1]
+
+
+# Order
+
+
+def toy(labels, groups=None) -> LabelledImages:
+    images = np.zeros((len(labels), 2, 2, 3), np.uint8)
+    return LabelledImages(images, labels, [str(i) for i in range(max(labels) + 1)], 2, groups)
+
+
+def stream(data, batch_size, processes, accumulation, balanced, start, steps):
+    """Indices by step and place, gathered from all processes."""
+    gathered = {}
+    for rank in range(processes):
+        slices = micro_batches(batch_size, processes, rank, accumulation)
+        sampler = iter(StepSampler(data, batch_size, slices, 3, balanced, start))
+        for step in range(start, start + steps):
+            for places in slices:
+                for place, index in zip(places, next(sampler), strict=True):
+                    gathered[step, place] = index
+    return gathered
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_the_order_depends_neither_on_processes_nor_on_accumulation_nor_on_a_restart(balanced):
+    data = toy([0, 1, 1, 2, 2, 2, 2, 0, 1, 2])
+    whole = stream(data, 4, 1, 1, balanced, 0, 8)
+    assert stream(data, 4, 2, 1, balanced, 0, 8) == whole
+    assert stream(data, 4, 2, 2, balanced, 0, 8) == whole
+    late = stream(data, 4, 1, 2, balanced, 5, 3)
+    assert late == {key: index for key, index in whole.items() if key[0] >= 5}
+
+
+def test_an_epoch_shows_every_item_once():
+    seen = list(stream(toy([0] * 12), 4, 1, 1, False, 0, 6).values())
+    assert sorted(seen[:12]) == sorted(seen[12:]) == list(range(12))
+    assert seen[:12] != seen[12:]
+
+
+def test_balanced_order_gives_classes_and_then_groups_equal_shares():
+    labels, groups = [0] * 9 + [1], [0] * 8 + [1] + [2]  # eight variants of one thing, one of another; a rare class
+    seen = list(stream(toy(labels, groups), 1, 1, 1, True, 0, 4000).values())
+    assert np.mean(np.array(seen) == 9) == pytest.approx(0.5, abs=0.03)
+    assert np.mean(np.array(seen) == 8) == pytest.approx(0.25, abs=0.03)
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+    with pytest.raises(ValueError, match="batch_size: expected a multiple of processes x gradient_accumulation = 2 x 3, got 8"):
+        micro_batches(8, 2, 0, 3)
