@@ -176,7 +176,9 @@ def main(config: TrainConfig) -> None:
         accelerator.print(f"resumed from {found}")
     log = Log(config, accelerator, start)
     sampler = StepSampler(data, config.batch_size, slices, config.seed, config.balanced, start)
-    loader = DataLoader(data, batch_sampler=sampler, num_workers=config.workers, pin_memory=accelerator.device.type != "cpu")
+    loader = DataLoader(
+        data, batch_sampler=sampler, num_workers=config.workers, pin_memory=accelerator.device.type != "cpu"
+    )
     batches = iter(loader)
     stop = StopSignal()
 
@@ -184,7 +186,11 @@ def main(config: TrainConfig) -> None:
         checkpoints.save(step, bare, optimizer.optimizer, {"project": "pixnerd", "config": plain(config)}, ema=ema)
 
     progress = tqdm(
-        range(start, config.steps), initial=start, total=config.steps, unit="step", disable=not accelerator.is_main_process
+        range(start, config.steps),
+        initial=start,
+        total=config.steps,
+        unit="step",
+        disable=not accelerator.is_main_process,
     )
     for step in progress:
         parts: dict[str, Tensor] = {}
@@ -224,9 +230,15 @@ def main(config: TrainConfig) -> None:
             raise SystemExit(f"stopped at step {done} and saved; go on with --resume latest")
         if done % config.checkpoint_every == 0 or done == config.steps:
             save(done)
-        if config.preview_every and done % config.preview_every == 0 and accelerator.distributed_type != DistributedType.FSDP:
+        if (
+            config.preview_every
+            and done % config.preview_every == 0
+            and accelerator.distributed_type != DistributedType.FSDP
+        ):
             with ema.applied():
-                preview(config, accelerator, bare.transformer, data, config.output_dir / "previews" / f"step-{done:06d}.png")
+                preview(
+                    config, accelerator, bare.transformer, data, config.output_dir / "previews" / f"step-{done:06d}.png"
+                )
     stop.restore()
     finish(config, accelerator, ema, data)
 
@@ -275,7 +287,7 @@ def scheduler_for(config: TrainConfig) -> PixNerdScheduler:
     return PixNerdScheduler(solver="adams", solver_order=2, prediction_type=config.prediction_type)
 
 
-def preview(config, accelerator, transformer, data: LabelledImages, file: Path) -> None:
+def preview(config, accelerator, transformer, data: LabelledImages, step: int) -> None:
     """A picture of the averaged model so far: a few classes, two samples of each."""
     transformer.eval()
     pipeline = PixNerdPipeline(transformer, scheduler_for(config))
@@ -285,6 +297,7 @@ def preview(config, accelerator, transformer, data: LabelledImages, file: Path) 
     images = pipeline(classes, num_inference_steps=25, generator=generator, output_type="pt").images
     transformer.train()
     if accelerator.is_main_process:
+        file = config.output_dir / "previews" / f"step-{step:06d}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         grid(images, columns=len(classes) // 2, scale=2).save(file)
 

@@ -37,10 +37,23 @@ def test_the_rendered_pictures_are_kept_and_read_again(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [("😀", "faces"), ("🐱", "animals"), ("👩🏽‍🚀", "people"), ("👍🏿", "hands and body"), ("🍕", "food"), ("🇩🇪", "flags"),
-     ("🇩", "symbols"), ("🚀", "places and travel"), ("⚽", "activities"), ("🌻", "plants and weather"), ("👑", "objects"),
-     ("➡", "symbols"), ("5️⃣", "symbols"), ("\ue000", "icons")],
-)  # fmt: skip
+    [
+        ("😀", "faces"),
+        ("🐱", "animals"),
+        ("👩🏽‍🚀", "people"),
+        ("👍🏿", "hands and body"),
+        ("🍕", "food"),
+        ("🇩🇪", "flags"),
+        ("🇩", "symbols"),
+        ("🚀", "places and travel"),
+        ("⚽", "activities"),
+        ("🌻", "plants and weather"),
+        ("👑", "objects"),
+        ("➡", "symbols"),
+        ("5️⃣", "symbols"),
+        ("\ue000", "icons"),
+    ],
+)
 def test_kinds(text, kind):
     assert openmoji.kind(tuple(map(ord, text))) == kind
 
@@ -212,5 +225,7 @@ def test_balanced_order_gives_classes_and_then_groups_equal_shares():
 
 
 def test_a_batch_that_does_not_divide_is_refused():
-    with pytest.raises(ValueError, match="batch_size: expected a multiple of processes x gradient_accumulation = 2 x 3, got 8"):
+    with pytest.raises(
+        ValueError, match="batch_size: expected a multiple of processes x gradient_accumulation = 2 x 3, got 8"
+    ):
         micro_batches(8, 2, 0, 3)

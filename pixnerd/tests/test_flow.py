@@ -112,7 +112,11 @@ def test_alignment_is_one_minus_the_cosine():
 
 def test_the_projector_has_three_layers():
     projector = Projector(24, 10)
-    assert [layer.weight.shape for layer in projector if isinstance(layer, torch.nn.Linear)] == [(24, 24), (24, 24), (10, 24)]
+    assert [layer.weight.shape for layer in projector if isinstance(layer, torch.nn.Linear)] == [
+        (24, 24),
+        (24, 24),
+        (10, 24),
+    ]
 
 
 def test_the_dispersive_loss_of_equal_and_of_distant_features():

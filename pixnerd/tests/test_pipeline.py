@@ -154,7 +154,11 @@ def run_in_a_new_process(tmp_path: Path, folder: Path, script: str, package: boo
     refuse.mkdir(exist_ok=True)
     (refuse / "sitecustomize.py").write_text("import sys\nsys.modules['pixnerd'] = None\n")
     path = source if package else str(refuse)
-    environment = os.environ | {"PYTHONPATH": path, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": path,
+        "HF_MODULES_CACHE": str(tmp_path / "modules"),
+        "HF_HUB_OFFLINE": "1",
+    }
     result = tmp_path / "images.pt"
     command = [sys.executable, "-c", script, str(folder), str(result)]
     finished = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -146,7 +146,9 @@ def test_stochastic_steps_by_hand():
         scheduler.step(v, scheduler.timesteps[0], x, generator=torch.Generator().manual_seed(0))
         noise = torch.randn(1, 1, 1, 1, generator=torch.Generator().manual_seed(1)).item()
         out = scheduler.step(v, scheduler.timesteps[1], x, generator=torch.Generator().manual_seed(1)).prev_sample
-        assert out.item() == pytest.approx(0.7 - 1.3 * dt + drift[solver] * score * dt + spread[solver] * noise, rel=1e-5)
+        assert out.item() == pytest.approx(
+            0.7 - 1.3 * dt + drift[solver] * score * dt + spread[solver] * noise, rel=1e-5
+        )
 
 
 def test_the_last_stochastic_step_is_plain_euler():

@@ -18,7 +18,9 @@ from pixnerd.checkpointing import Checkpoints
 from pixnerd.cli import run
 
 PROJECT = Path(__file__).parents[1]
-SMALL = dict(preset="S/8", hidden_size=24, num_attention_heads=2, num_layers=1, head_layers=1, head_channels=8, threads=1)
+SMALL = dict(
+    preset="S/8", hidden_size=24, num_attention_heads=2, num_layers=1, head_layers=1, head_channels=8, threads=1
+)
 
 
 def script(name: str):
@@ -81,7 +83,9 @@ def losses(out: Path) -> list[dict]:
 
 def test_a_run_leaves_a_model_its_options_a_card_and_a_log(data, tmp_path):
     out = tmp_path / "out"
-    call(options(data, out, preview_every=3, prediction_type="sample", flip=True, dispersive_weight=0.5, feature_layer=1))
+    call(
+        options(data, out, preview_every=3, prediction_type="sample", flip=True, dispersive_weight=0.5, feature_layer=1)
+    )
     assert [line["step"] for line in losses(out)] == [1, 2, 3, 4, 5, 6]
     assert all(np.isfinite(line["loss"]) and "dispersive" in line for line in losses(out))
     assert sorted(p.name for p in (out / "previews").iterdir()) == ["step-000003.png", "step-000006.png"]
@@ -123,7 +127,9 @@ def test_configurations_take_two_steps_with_only_size_and_data_replaced(name, tm
     side = config["resolution"]
     np.savez(file, images=np.zeros((30, side, side, 3), np.uint8), labels=np.arange(30) % 2)
     small = SMALL | dict(dataset=str(file), batch_size=2, steps=2, output_dir=str(tmp_path / "out"), workers=0)
-    small |= dict(tracker="none", compile=False, preset=config["preset"], num_layers=max(1, config.get("feature_layer", 1)))
+    small |= dict(
+        tracker="none", compile=False, preset=config["preset"], num_layers=max(1, config.get("feature_layer", 1))
+    )
     if config.get("teacher"):
         transformers = pytest.importorskip("transformers")
         tiny = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
@@ -256,7 +262,10 @@ def test_sigterm_saves_and_the_resumed_run_has_the_same_losses(data, tmp_path, u
     out = tmp_path / "out"
     values = options(data, out, steps=100_000, checkpoint_every=100_000)
     process = subprocess.Popen(
-        [sys.executable, str(PROJECT / "train.py"), *command(values)], env=environment(), stderr=subprocess.PIPE, text=True
+        [sys.executable, str(PROJECT / "train.py"), *command(values)],
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
     )
     deadline = time.time() + 120
     while not ((out / "log.jsonl").exists() and (out / "log.jsonl").read_text().count("\n") >= 2):
@@ -406,7 +415,9 @@ def test_sampling_from_the_command_line(data, tmp_path, monkeypatch, capsys):
     call(options(data, tmp_path / "out", steps=1))
     sample = script("sample")
     arguments = ["--model", str(tmp_path / "out"), "--per_class", "2", "--steps", "2", "--device", "cpu"]
-    monkeypatch.setattr(sys, "argv", ["sample.py", *arguments, "--classes", "[c, 0]", "--output", str(tmp_path / "many")])
+    monkeypatch.setattr(
+        sys, "argv", ["sample.py", *arguments, "--classes", "[c, 0]", "--output", str(tmp_path / "many")]
+    )
     run(sample.main, sample.SampleConfig)
     assert len(list((tmp_path / "many").glob("0000*.png"))) == 4 and (tmp_path / "many" / "sheet.png").exists()
     for wrong, message in [

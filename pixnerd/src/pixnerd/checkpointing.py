@@ -100,7 +100,9 @@ class Checkpoints:
                 set_random_state(torch.load(chance, weights_only=False))
         except (Exception, CheckpointException) as error:  # pickle, zip, shape and key errors, each of its own kind
             reason = (str(error).strip().splitlines() or [""])[-1].strip()
-            raise OSError(f"resume: {path} is damaged or of another model ({reason or type(error).__name__})") from error
+            raise OSError(
+                f"resume: {path} is damaged or of another model ({reason or type(error).__name__})"
+            ) from error
         return state
 
 
@@ -115,9 +117,7 @@ class _Training:
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        set_state_dict(
-            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
 class StopSignal:

@@ -151,7 +151,9 @@ def _folder(folder: Path, resolution: int, split: str) -> LabelledImages:
     root = inside[0] if has_splits else folder
     paths = sorted(p for p in root.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
     if not paths:
-        raise OSError(f"dataset: no image in {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}, in subfolders too)")
+        raise OSError(
+            f"dataset: no image in {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}, in subfolders too)"
+        )
     below = [p.relative_to(root).parts for p in paths]
     if any(len(parts) == 1 for parts in below):
         class_names, labels = [folder.name], [0] * len(paths)
@@ -219,7 +221,9 @@ def _hub(name: str, resolution: int, split: str) -> LabelledImages:
     try:
         splits = datasets.load_dataset(name)
     except Exception as error:  # network, access and layout each raise their own kinds
-        raise OSError(f"dataset: cannot load hf:{name} ({type(error).__name__}: {str(error).splitlines()[0]})") from error
+        raise OSError(
+            f"dataset: cannot load hf:{name} ({type(error).__name__}: {str(error).splitlines()[0]})"
+        ) from error
     wanted = ["train"] if split == "train" else ["validation", "valid", "val", "test"]
     found = next((s for s in wanted if s in splits), None)
     if found is None:
@@ -231,9 +235,7 @@ def _hub(name: str, resolution: int, split: str) -> LabelledImages:
         raise ValueError(f"dataset: hf:{name} has no image column, only {', '.join(data.features)}")
     if not classes:
         return LabelledImages(_HubImages(data, images[0]), [0] * len(data), [name], resolution)
-    return LabelledImages(
-        _HubImages(data, images[0]), data[classes[0]][:], data.features[classes[0]].names, resolution
-    )
+    return LabelledImages(_HubImages(data, images[0]), data[classes[0]][:], data.features[classes[0]].names, resolution)
 
 
 class StepSampler(Sampler[list[int]]):
@@ -250,7 +252,13 @@ class StepSampler(Sampler[list[int]]):
     """
 
     def __init__(
-        self, dataset: LabelledImages, batch_size: int, micro_batches: list[range], seed: int, balanced: bool, start: int
+        self,
+        dataset: LabelledImages,
+        batch_size: int,
+        micro_batches: list[range],
+        seed: int,
+        balanced: bool,
+        start: int,
     ) -> None:
         self.dataset, self.batch_size, self.micro_batches = dataset, batch_size, micro_batches
         self.seed, self.balanced, self.start = seed, balanced, start

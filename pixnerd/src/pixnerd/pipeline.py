@@ -186,6 +186,8 @@ class PixNerdPipeline(DiffusionPipeline):
         if not index_file.is_file():
             raise OSError(f"{folder}: expected a saved PixNerd pipeline, found no model_index.json there")
         index = json.loads(index_file.read_text(encoding="utf-8"))
-        transformer = package.PixNerdTransformer2DModel.from_pretrained(folder, subfolder="transformer", torch_dtype=dtype)
+        transformer = package.PixNerdTransformer2DModel.from_pretrained(
+            folder, subfolder="transformer", torch_dtype=dtype
+        )
         scheduler = package.PixNerdScheduler.from_pretrained(folder, subfolder="scheduler")
         return cls(transformer, scheduler, id2label=index.get("id2label"), **kwargs)

@@ -47,7 +47,7 @@ class PixNerdScheduler(SchedulerMixin, ConfigMixin):
     Args:
         solver: `"euler"`; `"adams"`, multistep of `solver_order`; or one of the stochastic steps `"sde"`, `"sde_mean"`,
             `"sde_preserve"` with the score (t v − x) / (1 − t), whose last step is always plain Euler.
-        solver_order: order of Adams, 1 to 4; the first steps use what history there is. Order 4 is unstable with few steps.
+        solver_order: order of Adams, 1 to 4; the first steps use what there is. Order 4 is unstable with few steps.
         shift: time shift (1 for class-conditional models).
         guidance_interval: guidance acts at times strictly inside; so the step at t = 0 is never guided.
         prediction_type: `"velocity"` or `"sample"`, what the network was trained to predict.
@@ -117,7 +117,9 @@ class PixNerdScheduler(SchedulerMixin, ConfigMixin):
         i = self._step_index
         if i >= self.num_inference_steps or np.float32(float(timestep)) != np.float32(self.grid[i]):
             expected = f"{self.grid[i]:.6g}" if i < self.num_inference_steps else "no further step"
-            raise ValueError(f"timestep: expected {expected}, got {float(timestep):.6g} (call set_timesteps to restart)")
+            raise ValueError(
+                f"timestep: expected {expected}, got {float(timestep):.6g} (call set_timesteps to restart)"
+            )
         t, dt = self.grid[i], self.grid[i + 1] - self.grid[i]
         wide = torch.promote_types(sample.dtype, torch.float32)
         x, v = sample.to(wide), model_output.to(wide)

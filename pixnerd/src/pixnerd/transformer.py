@@ -211,9 +211,7 @@ class PixNerdTransformer2DModel(ModelMixin, ConfigMixin):
         """(height, width) of a patch of the full image: as many patches as the transformer has tokens."""
         p, channels = self.config.patch_size, self.config.in_channels
         if images.ndim != 4 or images.shape[1] != channels:
-            raise ValueError(
-                f"hidden_states: expected (batch, {channels}, height, width), got {tuple(images.shape)}"
-            )
+            raise ValueError(f"hidden_states: expected (batch, {channels}, height, width), got {tuple(images.shape)}")
         patch = []
         for name, full, encoded in zip(("height", "width"), images.shape[-2:], encoder_size, strict=True):
             if encoded % p:
@@ -242,5 +240,5 @@ PRESETS: dict[str, dict[str, int]] = {
 
 
 def linear_head_baseline(preset: dict[str, int]) -> dict[str, int | str]:
-    """The same budget with a linear head: each neural field block becomes a transformer block (the paper's baseline)."""
+    """The paper's baseline: a linear head, and a transformer block for each neural field block."""
     return preset | dict(head_type="linear", num_layers=preset["num_layers"] + preset["head_layers"], head_layers=0)

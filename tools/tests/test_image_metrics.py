@@ -1,0 +1,191 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from torchmetrics.image.fid import _compute_fid
+from torchmetrics.image.kid import poly_mmd
+
+from iclr26_tools import image_metrics as im
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_kernel_distance_is_the_double_loop():
+    a, b = normal(7, 5).double(), normal(9, 5, seed=1).double() + 0.5
+
+    def k(x, y):
+        return (float(x @ y) / 5 + 1) ** 3
+
+    aa = np.mean([k(x, y) for x, y in itertools.permutations(a, 2)])
+    bb = np.mean([k(x, y) for x, y in itertools.permutations(b, 2)])
+    ab = np.mean([k(x, y) for x in a for y in b])
+    assert im.kernel_distance(a, b).value == pytest.approx(aa + bb - 2 * ab, rel=1e-10)
+
+
+def test_kernel_distance_interval_is_the_jackknife_by_leaving_out_one_sample_at_a_time():
+    a, b = normal(6, 4), normal(8, 4, seed=1) + 0.3
+    interval = im.kernel_distance(a, b)
+    less_a = [im.kernel_distance(torch.cat([a[:i], a[i + 1 :]]), b).value for i in range(6)]
+    less_b = [im.kernel_distance(a, torch.cat([b[:i], b[i + 1 :]])).value for i in range(8)]
+    variance = 5 * np.var(less_a) + 7 * np.var(less_b)
+    assert interval.high - interval.value == pytest.approx(1.959964 * math.sqrt(variance), rel=1e-5)
+
+
+def test_kernel_distance_agrees_with_torchmetrics():
+    a, b = normal(40, 6).double(), normal(40, 6, seed=1).double() * 1.2
+    assert im.kernel_distance(a, b).value == pytest.approx(float(poly_mmd(a, b)), rel=1e-9)
+
+
+def test_kernel_distance_in_chunks_is_the_same(monkeypatch):
+    a, b = normal(50, 6), normal(33, 6, seed=1)
+    whole = im.kernel_distance(a, b)
+    monkeypatch.setattr(im, "CHUNK", 7)
+    parts = im.kernel_distance(a, b)
+    assert parts.value == pytest.approx(whole.value, rel=1e-9) and parts.low == pytest.approx(whole.low, rel=1e-9)
+
+
+def test_kernel_distance_of_one_distribution_is_zero_on_average_and_its_interval_covers_zero():
+    draws = [im.kernel_distance(normal(50, 8, seed=2 * i), normal(50, 8, seed=2 * i + 1)) for i in range(400)]
+    values = np.array([d.value for d in draws])
+    assert abs(values.mean()) < 4 * values.std() / 20
+    # the biased estimate, with the diagonal, would be about 2 * ((1 + 1)^3 - 1) / 50 = 0.28 here
+    assert abs(values.mean()) < 0.05
+    assert np.mean([d.low <= 0 <= d.high for d in draws]) >= 0.93
+
+
+def test_kernel_distance_covers_the_known_distance_of_two_gaussians():
+    # In one dimension k(x, y) = (xy + 1)^3 = sum of C(3, j) x^j y^j: MMD² = sum C(3, j) (E x^j - E y^j)²
+    # x: N(0, 1), moments 0, 1, 0; y: N(1, 1), moments 1, 2, 4
+    truth = 3 * 1**2 + 3 * 1**2 + 1 * 4**2
+    hits = 0
+    for i in range(300):
+        interval = im.kernel_distance(normal(200, 1, seed=2 * i), 1 + normal(200, 1, seed=2 * i + 1))
+        hits += interval.low <= truth <= interval.high
+    assert 0.90 <= hits / 300 <= 0.985
+
+
+def test_frechet_distance_of_gaussians_with_commuting_covariances():
+    # diagonal: |mu|² + sum (sqrt a - sqrt b)²; a rotation of both changes nothing
+    a, b, mu = np.array([1.0, 4.0, 9.0]), np.array([4.0, 1.0, 0.0]), np.array([1.0, -2.0, 0.5])
+    rotation = scipy.linalg.expm(np.array([[0, 1, 2], [-1, 0, 3], [-2, -3, 0]]))
+    expected = mu @ mu + ((np.sqrt(a) - np.sqrt(b)) ** 2).sum()
+    sides = [(rotation @ m, rotation @ np.diag(s) @ rotation.T) for m, s in ((np.zeros(3), a), (mu, b))]
+    assert im.frechet_distance(*sides) == pytest.approx(expected, abs=1e-6)
+    assert im.frechet_distance(sides[1], sides[0]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_frechet_distance_agrees_with_torchmetrics_where_covariances_do_not_commute():
+    a, b = normal(60, 5).double(), (normal(60, 5, seed=1) @ normal(5, 5, seed=2) + 1).double()
+    expected = _compute_fid(a.mean(0), a.T.cov(), b.mean(0), b.T.cov())
+    assert im.frechet_distance(a, b) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_frechet_distance_refuses_small_samples_and_takes_them_after_pca():
+    a, b = normal(99, 20), normal(99, 20, seed=1)
+    with pytest.raises(ValueError, match=r"a: expected at least 5 samples per dimension \(100\).* 99"):
+        im.frechet_distance(a, b)
+    assert im.frechet_distance(a, b, im.fit_pca(normal(200, 20, seed=2), 4)) >= 0
+    with pytest.raises(ValueError, match="b: expected at least 5"):
+        im.frechet_distance(normal(100, 20), b)
+
+
+def test_pca_finds_the_plane_of_the_data_and_keeps_distances_in_it():
+    basis = torch.linalg.qr(normal(10, 2).double()).Q
+    points = normal(300, 2, seed=1).double() * torch.tensor([3.0, 1.0]) @ basis.T + 5
+    pca = im.fit_pca(points, 2)
+    assert torch.allclose(torch.pdist(pca(points[:20])), torch.pdist(points[:20]))
+    assert pca(points)[:, 0].var() > pca(points)[:, 1].var()
+    assert "2 dimensions of 300" in pca.name
+
+
+def test_reports_put_the_floor_of_the_same_size_beside_the_distance():
+    real, fake = normal(200, 4), normal(70, 4, seed=1) + 3
+    report = im.kernel_distance_report(fake, real, network="net")
+    assert report["network"] == "net" and report["samples"] == 70 and report["reference_samples"] == 100
+    assert report["floor"]["low"] < 0 < report["floor"]["high"] and report["distance"]["low"] > 0
+    report = im.frechet_distance_report(fake, real, normal(50, 4, seed=2))
+    assert report["samples"] == 50 and report["reference_samples"] == 200
+    assert report["distance"]["value"] > 30 and report["floor"]["value"] < 1  # the means are 36 apart
+    pca = im.fit_pca(normal(100, 4, seed=3), 2)
+    assert "PCA to 2 dimensions of 100" in im.frechet_distance_report(fake, real, pca=pca)["metric"]
+
+
+def test_precision_and_recall_of_a_constructed_example():
+    real = torch.tensor([[0.0], [1.0], [2.0], [3.0], [100.0], [101.0], [102.0], [103.0]])
+    # with k = 3 every real ball has radius 2 or 3: the balls cover [-3, 6] and [97, 106]
+    fake = torch.tensor([[0.5], [1.5], [-2.9], [50.0], [51.0], [52.0], [53.0], [54.0]])
+    precision, recall = im.precision_recall(fake, real)
+    assert precision == 3 / 8
+    # fake: the third nearest of 0.5, 1.5 and -2.9 is 50, so their balls end there; those of 50..54 have radius 2 or 3:
+    # real 0..3 are covered, 100..103 are not
+    assert recall == 1 / 2
+    assert im.precision_recall(real, real) == (1.0, 1.0)
+    assert im.precision_recall(real + 1000, real) == (0.0, 0.0)
+
+
+def test_psnr_of_known_noise():
+    zero = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
+    other = zero.clone()
+    other[0] += 5
+    other[1, :, ::2] += 10  # half of the pixels
+    expected = [20 * math.log10(255 / 5), 10 * math.log10(255**2 / 50)]
+    assert im.psnr(other, zero).tolist() == pytest.approx(expected, rel=1e-5)
+    assert math.isinf(float(im.psnr(zero, zero)[0]))
+    assert im.psnr(other / 255, zero / 255).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_ssim_is_one_for_equal_images_and_known_for_constant_ones():
+    images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert im.ssim(images, images).tolist() == pytest.approx([1, 1, 1], abs=1e-5)
+    assert im.ssim(images[:1], images[:1]).shape == (1,)
+    a, b = (torch.full((1, 1, 16, 16), x, dtype=torch.float64) for x in (0.2, 0.6))  # no variance: luminance is left
+    assert float(im.ssim(a, b)) == pytest.approx((2 * 0.2 * 0.6 + 1e-4) / (0.04 + 0.36 + 1e-4), rel=1e-6)
+
+
+def test_luma_of_black_and_white():
+    images = torch.stack([torch.zeros(3, 2, 2), torch.ones(3, 2, 2)])
+    assert torch.allclose(im.luma(images)[:, 0, 0, 0] * 255, torch.tensor([16.0, 235.0]))
+
+
+def test_lpips_without_torchvision_says_what_to_install():
+    pytest.importorskip("torchmetrics")
+    try:
+        import torchvision  # noqa: F401
+    except ImportError:
+        images = torch.zeros(1, 3, 64, 64)
+        with pytest.raises(ValueError, match="pip install .*torchvision"):
+            im.lpips(images, images)
+    else:
+        pytest.skip("torchvision is installed")
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: im.kernel_distance(normal(2, 4), normal(9, 4)), "a: expected features"),
+        (lambda: im.kernel_distance(normal(9, 4), normal(9, 5)), "same dimension, got 4 and 5"),
+        (lambda: im.kernel_distance(normal(9, 4) / 0, normal(9, 4)), "a: expected finite"),
+        (lambda: im.kernel_distance(normal(9, 4), normal(9, 4), level=95), "level: expected"),
+        (lambda: im.fit_pca(normal(9, 4), 5), "dimensions: expected"),
+        (lambda: im.frechet_distance(normal(9, 1), (0, 0)), "one of each"),
+        (lambda: im.frechet_distance((np.zeros(2), np.eye(3)), (np.zeros(2), np.eye(2))), "a: expected"),
+        (lambda: im.frechet_distance((np.zeros(2), np.tri(2)), (np.zeros(2), np.eye(2))), "symmetric"),
+        (lambda: im.frechet_distance((np.zeros(2), np.eye(2)), (np.zeros(3), np.eye(3))), "same dimension"),
+        (lambda: im.precision_recall(normal(3, 2), normal(9, 2)), "fake: expected features"),
+        (lambda: im.precision_recall(normal(9, 2), normal(9, 2), 0), "k: expected"),
+        (lambda: im.psnr(torch.ones(1, 3, 4, 4), torch.ones(1, 3, 4, 5)), "same shape"),
+        (lambda: im.psnr(torch.ones(1, 3, 4, 4) * 2, torch.ones(1, 3, 4, 4)), "images: expected uint8"),
+        (lambda: im.psnr(torch.ones(1, 3, 4, 4), torch.ones(1, 3, 4, 4) * torch.nan), "reference: expected uint8"),
+        (lambda: im.psnr(torch.ones(1, 3, 4, 4), torch.ones(1, 3, 4, 4, dtype=torch.uint8)), "same dtype"),
+        (lambda: im.ssim(torch.ones(1, 3, 8, 8), torch.ones(1, 3, 8, 8)), "at least 11 x 11"),
+        (lambda: im.luma(torch.ones(1, 1, 8, 8)), "three channels"),
+    ],
+)
+def test_bad_input_is_named(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
