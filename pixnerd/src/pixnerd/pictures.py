@@ -33,3 +33,14 @@ def grid(
         tile = Image.fromarray(array).resize((width, height), Image.Resampling.NEAREST)
         sheet.paste(tile, (margin + gap + column * (width + gap), gap + row * (height + gap)))
     return sheet
+
+
+def beside(left: Image.Image, right: Image.Image, titles: list[str], space: int = 24) -> Image.Image:
+    """Two sheets of the same height with a title above each."""
+    head = 24
+    both = Image.new("RGB", (left.width + space + right.width, head + max(left.height, right.height)), "white")
+    draw = ImageDraw.Draw(both)
+    for sheet, x, title in zip((left, right), (0, left.width + space), titles, strict=True):
+        both.paste(sheet, (x, head))
+        draw.text((x + 6, head // 2), title, fill="black", anchor="lm", font_size=12)
+    return both

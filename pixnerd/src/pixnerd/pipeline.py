@@ -18,6 +18,13 @@ def to_bytes(samples: Tensor) -> Tensor:
     return ((samples.float() + 1) * 127.5 + 0.5).clamp(0, 255).to(torch.uint8)
 
 
+def best_device() -> str:
+    """cuda, mps or cpu."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
 class PixNerdPipeline(DiffusionPipeline):
     """Class-conditional generation in pixel space: no autoencoder anywhere.
 
@@ -29,7 +36,7 @@ class PixNerdPipeline(DiffusionPipeline):
 
     model_cpu_offload_seq = "transformer"
 
-    def __init__(self, transformer, scheduler, id2label: dict[int, str] | None = None) -> None:
+    def __init__(self, transformer, scheduler, id2label: dict | None = None) -> None:
         super().__init__()
         self.register_modules(transformer=transformer, scheduler=scheduler)
         id2label = {int(key): name for key, name in (id2label or {}).items()}

@@ -1,0 +1,249 @@
+"""Measure a trained PixNerd against what it has not seen: `python evaluate.py --model outputs/demo`."""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import yaml
+from PIL import Image
+from torch import Tensor
+from tqdm import tqdm
+
+from iclr26_tools.features import extract, load_extractor
+from iclr26_tools.image_metrics import kernel_distance_report, precision_recall
+from iclr26_tools.probe import agreement, fit_probe, nearest_neighbours
+from iclr26_tools.results import environment, save, table
+from iclr26_tools.statistics import Interval, bootstrap_interval
+from pixnerd import PixNerdPipeline, PixNerdScheduler
+from pixnerd.cli import run
+from pixnerd.data import LabelledImages, load_images, to_float
+from pixnerd.flow import draw, interpolate, velocity_loss
+from pixnerd.pictures import beside, grid
+from pixnerd.pipeline import best_device, to_bytes
+
+TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
+
+
+@dataclass
+class EvaluateConfig:
+    """Evaluate a model: kernel distance, precision and recall, a classifier's agreement, nearest training images."""
+
+    model: str = "outputs/demo"
+    """Folder of a saved pipeline, or its Hub id."""
+    dataset: str | None = None
+    """As in train.py (default: what the model was trained on)."""
+    cache_dir: Path | None = None
+    """Where rendered OpenMoji are kept (default: ~/.cache/iclr26-pixnerd)."""
+    extractor: str = "efficientnet-lite0@96"
+    """Network whose features are compared: efficientnet-lite0[@side], inception[:file], or a transformers model."""
+    images: int = 500
+    """Held-out images at most, and as many samples of their classes."""
+    train_images: int = 3000
+    """Training images at most: for the classifier, the nearest neighbours and the floor."""
+    probe_images: int = 240
+    """Samples, of all classes equally, whose class the classifier names."""
+    steps: int = 25
+    """Steps of the solver."""
+    solver: Literal["euler", "adams"] = "adams"
+    """How a step is taken; adams is of order 2."""
+    guidance: float = 2.0
+    """Guidance scale; 1 for none."""
+    guidance_interval: tuple[float, float] = (0.1, 1.0)
+    """Times strictly between which guidance acts."""
+    batch_size: int = 64
+    """Images at once."""
+    seed: int = 0
+    """Of samples and subsets."""
+    device: str | None = None
+    """cuda, mps or cpu (default: the best there is)."""
+    output: Path | None = None
+    """Folder for evaluation.json and evaluation.png (default: the model's, or outputs for a Hub id)."""
+    record: str | None = None
+    """Also write results/NAME.json and results/NAME.png here, which the README shows."""
+
+
+def main(config: EvaluateConfig) -> None:
+    start = time.monotonic()
+    for name in ("images", "train_images", "probe_images", "batch_size"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name}: expected at least 1, got {getattr(config, name)}")
+    device = config.device or best_device()
+    pipeline = PixNerdPipeline.from_pretrained(config.model).to(device)
+    pipeline.scheduler = PixNerdScheduler.from_config(
+        pipeline.scheduler.config, solver=config.solver, guidance_interval=config.guidance_interval
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    training_file = Path(config.model) / "training.yaml"
+    training = yaml.safe_load(training_file.read_text(encoding="utf-8")) if training_file.is_file() else {}
+    dataset = config.dataset or training.get("dataset", "openmoji")
+    side, classes = pipeline.transformer.config.sample_size, pipeline.transformer.config.num_classes
+    train, held_out = (load_images(dataset, side, split, config.cache_dir) for split in ("train", "test"))
+    if len(train.class_names) != classes:
+        raise ValueError(f"dataset: {dataset} has {len(train.class_names)} classes, the model {classes}")
+
+    # Images: what the model was not trained on, as many samples of the same classes, samples of all classes alike
+    rng = np.random.default_rng(config.seed)
+    held_out, train = (subset(d, n, rng) for d, n in ((held_out, config.images), (train, config.train_images)))
+    requests = [number % classes for number in range(config.probe_images)]
+    samples = sample(pipeline, [*held_out.labels.tolist(), *requests], config, device)
+    like_held_out, alike = samples[: len(held_out)], samples[len(held_out) :]
+    extractor = load_extractor(config.extractor, device)
+    real, known = held_out.all_images(), train.all_images()
+    real_f, known_f, like_f, alike_f = (
+        extract(extractor, images, config.batch_size) for images in (real, known, like_held_out, alike)
+    )
+
+    # Distances, each beside what real images of the same classes reach
+    floor = matching(train.labels, held_out.labels, rng)
+    kid = kernel_distance_report(like_f, real_f, known_f[floor], extractor.name, seed=config.seed)
+    fake, ceiling = precision_recall(like_f, real_f), precision_recall(known_f[floor], real_f)
+    loss = held_out_loss(pipeline, held_out, config, device)
+
+    # A classifier of real images, one of each group of variants, and what it makes of the samples
+    one = np.unique(np.concatenate([train.groups, held_out.groups + train.groups.max() + 1]), return_index=True)[1]
+    features, labels = torch.cat([known_f, real_f])[one], np.concatenate([train.labels, held_out.labels])[one]
+    probe = fit_probe(features, labels, seed=config.seed)
+    agreed = agreement(probe, alike_f, requests)
+
+    seconds = time.monotonic() - start
+    report = {
+        "model": config.model,
+        "dataset": dataset,
+        "kid": kid,
+        "precision_recall": {"samples": fake, "real": ceiling},
+        "held_out_velocity_loss": loss.as_dict(),
+        "classifier_accuracy": asdict(probe.accuracy),
+        "agreement": agreed.as_dict(),
+        "seconds": seconds,
+        "config": {key: str(value) for key, value in asdict(config).items()},
+    }
+    folder = config.output or (Path(config.model) if Path(config.model).is_dir() else Path("outputs"))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "evaluation.json").write_text(json.dumps(report, indent=1, default=as_plain) + "\n", encoding="utf-8")
+    picture = sheet(train, alike, requests, known)
+    picture.save(folder / "evaluation.png")
+
+    rows = [
+        [f"KID to held-out images ({extractor.name})", interval(kid["distance"]), interval(kid["floor"])],
+        ["precision", fake.precision, ceiling.precision],
+        ["recall", fake.recall, ceiling.recall],
+        ["classifier agrees with the class asked for", agreed.share, probe.accuracy],
+        ["the same, by chance", agreed.chance_uniform, probe.chance],
+        ["held-out velocity loss", loss, None],
+    ]
+    for name, samples_value, real_value in rows:
+        print(f"{name:60} {shown(samples_value):26} real: {shown(real_value)}")
+    print(f"wrote {folder / 'evaluation.json'} and {folder / 'evaluation.png'} ({seconds:.0f} s)")
+    if config.record:
+        record(config, training, rows, seconds, picture, len(held_out))
+
+
+def subset(data: LabelledImages, most: int, rng: np.random.Generator) -> LabelledImages:
+    """At most so many items of a data set, at random."""
+    keep = np.sort(rng.permutation(len(data))[:most])
+    images = data.images[keep] if isinstance(data.images, np.ndarray) else [data.images[int(i)] for i in keep]
+    return LabelledImages(images, data.labels[keep], data.class_names, data.resolution, data.groups[keep])
+
+
+def matching(labels: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Items of `labels` with the classes of `wanted`, as many of each as there are, so that shares do not differ."""
+    chosen = []
+    for label in np.unique(wanted):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        chosen.append(members[: (wanted == label).sum()])
+    return np.concatenate(chosen)
+
+
+def sample(pipeline: PixNerdPipeline, labels: list[int], config: EvaluateConfig, device: str) -> Tensor:
+    """A sample of each label, uint8; number i has a generator seeded with seed + i."""
+    images = []
+    for start in tqdm(range(0, len(labels), config.batch_size), desc=f"sampling {len(labels)} images", unit="batch"):
+        chunk = labels[start : start + config.batch_size]
+        seeds = range(config.seed + start, config.seed + start + len(chunk))
+        images.append(
+            pipeline(
+                chunk,
+                num_inference_steps=config.steps,
+                guidance_scale=config.guidance,
+                generator=[torch.Generator(device).manual_seed(seed) for seed in seeds],
+                output_type="pt",
+            ).images.cpu()
+        )
+    return to_bytes(torch.cat(images))
+
+
+@torch.no_grad()
+def held_out_loss(pipeline: PixNerdPipeline, data: LabelledImages, config: EvaluateConfig, device: str) -> Interval:
+    """Mean squared velocity error on held-out images at five times, with noise that depends on the seed alone."""
+    transformer, losses = pipeline.transformer, []
+    images, labels = to_float(data.all_images()), torch.from_numpy(data.labels)
+    for start in range(0, len(data), config.batch_size):
+        x, y = (v[start : start + config.batch_size].to(device) for v in (images, labels))
+        places = range(start, start + len(x))
+        noise = draw(config.seed, 0, places, tuple(x.shape[1:]), torch.device("cpu"))["noise"].to(device)
+        of_batch = []
+        for time_ in TIMES:
+            t = torch.full((len(x),), time_, device=device)
+            prediction = transformer(interpolate(x, noise, t), t, y).sample
+            of_batch.append(velocity_loss(prediction, x, noise, t, pipeline.scheduler.config.prediction_type))
+        losses.append(torch.stack(of_batch).mean(0))
+    return bootstrap_interval(torch.cat(losses).cpu().numpy(), groups=data.groups, seed=config.seed)
+
+
+def sheet(data: LabelledImages, samples: Tensor, requests: list[int], known: Tensor) -> Image.Image:
+    """Samples, a row for each class, and beside them two of each with the training image nearest to it in pixels."""
+    shown = min(12, len(data.class_names))
+    by_class = [[i for i, label in enumerate(requests) if label == row] for row in range(shown)]
+    columns = min(8, *map(len, by_class))
+    left = grid(
+        torch.cat([samples[rows[:columns]] for rows in by_class]), columns, scale=2, row_names=data.class_names[:shown]
+    )
+    pairs = [i for rows in by_class for i in rows[:2]]
+    nearest = nearest_neighbours(samples[pairs].float(), known.float(), metric="l2")[0][:, 0]
+    both = torch.stack([samples[pairs], known[nearest]], dim=1).flatten(0, 1)
+    right = grid(both, 2 * len(by_class[0][:2]), scale=2)
+    return beside(left, right, ["samples", "sample | nearest training image, twice"])
+
+
+def record(config, training: dict, rows: list, seconds: float, picture: Image.Image, held_out: int) -> None:
+    """results/NAME.json and .png of this project."""
+    project = Path(__file__).parent
+    caption = f"{training.get('steps', '?')} steps; {held_out} samples of the classes of {held_out} held-out images"
+    columns = ["measure", ("samples", ".3f"), ("real images, same number", ".3f")]
+    data = {key: value for key, value in training.items() if key not in ("output_dir", "cache_dir", "resume")}
+    save(
+        project / "results" / f"{config.record}.json",
+        title="PixNerd, trained by make demo",
+        claim=None,
+        metric="KID, precision, recall, agreement, velocity loss",
+        arms={"samples": "the averaged weights", "real images": "training images of the same classes"},
+        budget="demo",
+        seeds=[training.get("seed", 0)],
+        config={"train": data, "evaluate": {k: v for k, v in asdict(config).items() if not isinstance(v, Path)}},
+        tables={"evaluation": table(caption, columns, [[n, s, "–" if r is None else r] for n, s, r in rows])},
+        verdict=None,
+        environment=environment(["torch", "diffusers", "accelerate"], seconds, project),
+        code_paths=["src", "train.py", "evaluate.py"],
+    )
+    picture.save(project / "results" / f"{config.record}.png")
+    print(f"wrote {project / 'results' / config.record}.json and .png")
+
+
+def interval(cell: dict) -> Interval:
+    return Interval(**{key: cell[key] for key in ("value", "low", "high", "n")})
+
+
+def shown(value) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def as_plain(value):
+    return value.as_dict() if isinstance(value, Interval) else value.item()
+
+
+if __name__ == "__main__":
+    run(main, EvaluateConfig)
