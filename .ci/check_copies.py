@@ -1,8 +1,8 @@
 """Copied code is identical to its source.
 
 A block under `# Copied from package.module.object` (or `… with Old->New`) equals that function, class, method or
-constant, indentation and trailing blanks aside. `src/NAME/checkpointing.py` is the same file in every project that
-has one. Code from outside the repository, or changed on purpose, is marked `# Adapted from`.
+constant, indentation and trailing blanks aside. `src/NAME/checkpointing.py` and `src/NAME/cli.py` are the same file in
+every project that has one. Code from outside the repository, or changed on purpose, is marked `# Adapted from`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from project import ROOT, Project, projects
 
 MARK = re.compile(r"^\s*# Copied from (?P<source>[\w.]+\w)\.?(?: with (?P<changes>.+))?$")
-WHOLE_FILES = ("checkpointing.py",)
+WHOLE_FILES = ("checkpointing.py", "cli.py")
 
 
 def check(found: list[Project], root: Path) -> list[str]:
