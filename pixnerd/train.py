@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+import huggingface_hub
 import torch
 from accelerate import Accelerator, DistributedType
 from torch import Tensor
@@ -16,9 +17,9 @@ from tqdm import tqdm
 from pixnerd import PRESETS, PixNerdPipeline, PixNerdScheduler, PixNerdTransformer2DModel, linear_head_baseline
 from pixnerd.alignment import Projector
 from pixnerd.card import model_card
-from pixnerd.checkpointing import Checkpoints, StopSignal
+from pixnerd.checkpointing import Checkpoints, StopSignal, ignore_interrupt
 from pixnerd.cli import run, save_config
-from pixnerd.data import LabelledImages, StepSampler, load_images, micro_batches, to_float
+from pixnerd.data import LabelledImages, StepSampler, load_images, places_of, to_float
 from pixnerd.ema import EMA
 from pixnerd.flow import draw, shift_time
 from pixnerd.objective import Objective
@@ -117,6 +118,8 @@ class TrainConfig:
     """Where the model, checkpoints, previews and logs go."""
     resume: str | None = None
     """`latest`, or a checkpoint folder, to go on from."""
+    overwrite: bool = False
+    """Start anew although output_dir holds checkpoints of an earlier run, and delete those."""
     checkpoint_every: int = 500
     """Steps between checkpoints."""
     keep_checkpoints: int = 2
@@ -141,27 +144,13 @@ def main(config: TrainConfig) -> None:
         project_dir=config.output_dir,
     )
     set_up_device(config, accelerator)
-    slices = micro_batches(
-        config.batch_size, accelerator.num_processes, accelerator.process_index, config.gradient_accumulation
-    )
+    checkpoints = Checkpoints(config.output_dir / "checkpoints", config.keep_checkpoints)
+    found = checkpoints.find(config.resume, overwrite=config.overwrite)
+    check_hub(config, accelerator)
     with accelerator.local_main_process_first():
         data = load_images(config.dataset, config.resolution, "train", config.cache_dir)
-    if config.push_to_hub:
-        check_hub(config, accelerator)
-
     torch.manual_seed(config.seed)
-    transformer = build_transformer(config, len(data.class_names))
-    null = transformer.config.num_classes
-    teacher = Teacher(config.teacher, transformer.config.patch_size).to(accelerator.device) if config.teacher else None
-    objective = Objective(
-        transformer,
-        Projector(transformer.config.hidden_size, teacher.dim) if teacher else None,
-        prediction_type=config.prediction_type,
-        loss_weight=config.loss_weight,
-        feature_layer=config.feature_layer,
-        repa_weight=config.repa_weight,
-        dispersive_weight=config.dispersive_weight,
-    )
+    objective, teacher = build(config, accelerator, len(data.class_names))
     optimizer = torch.optim.AdamW(
         objective.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
     )
@@ -169,54 +158,28 @@ def main(config: TrainConfig) -> None:
     bare = accelerator.unwrap_model(objective)
     ema = EMA(bare.transformer, config.ema_decay, warmup=config.ema_warmup, every=config.ema_every)
 
-    checkpoints = Checkpoints(config.output_dir / "checkpoints", config.keep_checkpoints)
-    start = 0
-    if (found := checkpoints.find(config.resume)) is not None:
-        start = checkpoints.load(found, bare, optimizer.optimizer, ema=ema)["step"]
-        accelerator.print(f"resumed from {found}")
+    state = {"model": bare, "optimizer": optimizer.optimizer, "ema": ema}
+    start = checkpoints.load(found, **state)["step"] if found else 0
     log = Log(config, accelerator, start)
+    slices = micro_batches(config, accelerator)
     sampler = StepSampler(data, config.batch_size, slices, config.seed, config.balanced, start)
-    loader = DataLoader(
-        data, batch_sampler=sampler, num_workers=config.workers, pin_memory=accelerator.device.type != "cpu"
-    )
-    batches = iter(loader)
+    batches = iter(DataLoader(data, batch_sampler=sampler, num_workers=config.workers, worker_init_fn=ignore_interrupt))
     stop = StopSignal()
-
-    def save(step: int) -> None:
-        checkpoints.save(step, bare, optimizer.optimizer, {"project": "pixnerd", "config": plain(config)}, ema=ema)
-
-    progress = tqdm(
-        range(start, config.steps),
-        initial=start,
-        total=config.steps,
-        unit="step",
-        disable=not accelerator.is_main_process,
-    )
+    progress = tqdm(range(start, config.steps), initial=start, total=config.steps, unit="step", disable=not log.shown)
     for step in progress:
-        parts: dict[str, Tensor] = {}
+        totals: dict[str, Tensor] = {}
         for places in slices:
-            batch = {name: tensor.to(accelerator.device, non_blocking=True) for name, tensor in next(batches).items()}
-            shape = batch["image"].shape[1:]
-            chance = draw(config.seed, step, places, shape, accelerator.device, config.time)
+            x, labels, t, noise = prepare(config, next(batches), step, places, accelerator.device, bare)
+            tokens = teacher((x + 1) / 2) if teacher else None
             with accelerator.accumulate(objective):
-                x = to_float(batch["image"])
-                if config.flip:
-                    x = torch.where(chance["flip"].view(-1, 1, 1, 1) < 0.5, x.flip(-1), x)
-                labels = torch.where(chance["drop"] < config.label_drop, null, batch["label"])
-                t = shift_time(chance["t"], config.shift)
-                tokens = teacher((x + 1) / 2) if teacher else None
                 with accelerator.autocast():
-                    losses = objective(x, labels, t, chance["noise"], tokens)
+                    losses = objective(x, labels, t, noise, tokens)
                 accelerator.backward(losses["loss"])
                 for name, value in losses.items():
-                    parts[name] = parts.get(name, 0) + value.detach() / len(slices)
+                    totals[name] = totals.get(name, 0) + value.detach() / len(slices)
                 if accelerator.sync_gradients:
-                    means, stopping = across_processes(accelerator, parts, stop.received is not None)
-                    if not math.isfinite(means["loss"]):
-                        raise ValueError(
-                            f"loss: expected a finite number, got {means['loss']} at step {step}; nothing was saved "
-                            "after the last checkpoint. Look at the data, or lower lr"
-                        )
+                    means, stopping = across_processes(accelerator, totals, stop.received is not None)
+                    require_finite(means["loss"], step)
                     if config.clip is not None:
                         accelerator.clip_grad_norm_(objective.parameters(), config.clip)
                 optimizer.step()
@@ -224,23 +187,30 @@ def main(config: TrainConfig) -> None:
         done = step + 1
         ema.update(done)
         log.write(done, means, progress)
+        if stopping or done % config.checkpoint_every == 0 or done == config.steps:
+            checkpoints.save(done, **state, info={"config": plain(config)})
         if stopping:
-            save(done)
             accelerator.end_training()
             raise SystemExit(f"stopped at step {done} and saved; go on with --resume latest")
-        if done % config.checkpoint_every == 0 or done == config.steps:
-            save(done)
-        if (
-            config.preview_every
-            and done % config.preview_every == 0
-            and accelerator.distributed_type != DistributedType.FSDP
-        ):
+        if config.preview_every and done % config.preview_every == 0 and not is_sharded(accelerator):
             with ema.applied():
-                preview(
-                    config, accelerator, bare.transformer, data, config.output_dir / "previews" / f"step-{done:06d}.png"
-                )
+                preview(config, accelerator, bare.transformer, len(data.class_names), done)
     stop.restore()
-    finish(config, accelerator, ema, data)
+    finish(config, accelerator, bare.transformer, ema, data)
+
+
+def prepare(
+    config: TrainConfig, batch: dict[str, Tensor], step: int, places: range, device: torch.device, objective: Objective
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Clean images in [-1, 1], labels after the drop, times after the shift, and noise, on the device."""
+    image, label = (batch[name].to(device, non_blocking=True) for name in ("image", "label"))
+    chance = draw(config.seed, step, places, tuple(image.shape[1:]), device, config.time)
+    x = to_float(image)
+    if config.flip:
+        x = torch.where(chance["flip"].view(-1, 1, 1, 1) < 0.5, x.flip(-1), x)
+    no_class = objective.transformer.config.num_classes
+    label = torch.where(chance["drop"] < config.label_drop, no_class, label)
+    return x, label, shift_time(chance["t"], config.shift), chance["noise"]
 
 
 def set_up_device(config: TrainConfig, accelerator: Accelerator) -> None:
@@ -249,9 +219,32 @@ def set_up_device(config: TrainConfig, accelerator: Accelerator) -> None:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // local))
     torch.set_float32_matmul_precision(config.matmul_precision)
-    if accelerator.distributed_type == DistributedType.FSDP:
+    if is_sharded(accelerator):
         # FSDP's own policy would cast images and times to bfloat16 as well: autocast alone decides, as with replicas.
         accelerator.state.fsdp_plugin.mixed_precision_policy = None
+
+
+def is_sharded(accelerator: Accelerator) -> bool:
+    return accelerator.distributed_type == DistributedType.FSDP
+
+
+def build(config: TrainConfig, accelerator: Accelerator, num_classes: int) -> tuple[Objective, Teacher | None]:
+    """The network of the preset and its loss; REPA's teacher, if there is one."""
+    transformer = build_transformer(config, num_classes)
+    teacher, projector = None, None
+    if config.teacher:
+        teacher = Teacher(config.teacher, transformer.config.patch_size).to(accelerator.device)
+        projector = Projector(transformer.config.hidden_size, teacher.dim)
+    objective = Objective(
+        transformer,
+        projector,
+        prediction_type=config.prediction_type,
+        loss_weight=config.loss_weight,
+        feature_layer=config.feature_layer,
+        repa_weight=config.repa_weight,
+        dispersive_weight=config.dispersive_weight,
+    )
+    return objective, teacher
 
 
 def build_transformer(config: TrainConfig, num_classes: int) -> PixNerdTransformer2DModel:
@@ -276,6 +269,13 @@ def build_transformer(config: TrainConfig, num_classes: int) -> PixNerdTransform
     return transformer
 
 
+def micro_batches(config: TrainConfig, accelerator: Accelerator) -> list[range]:
+    """Places in the global batch that this process works on, one range for each part that it accumulates."""
+    return places_of(
+        config.batch_size, accelerator.num_processes, accelerator.process_index, config.gradient_accumulation
+    )
+
+
 def across_processes(accelerator: Accelerator, parts: dict[str, Tensor], stop: bool) -> tuple[dict[str, float], bool]:
     """Mean losses of all processes, and whether any of them was told to stop: one message, one wait for the device."""
     values = torch.stack([*parts.values(), torch.tensor(float(stop), device=accelerator.device)])
@@ -283,53 +283,60 @@ def across_processes(accelerator: Accelerator, parts: dict[str, Tensor], stop: b
     return dict(zip(parts, means, strict=True)), stopping > 0
 
 
+def require_finite(loss: float, step: int) -> None:
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"loss: expected a finite number, got {loss} at step {step}; nothing was saved after the last checkpoint. "
+            "Look at the data, or lower lr"
+        )
+
+
 def scheduler_for(config: TrainConfig) -> PixNerdScheduler:
+    """The sampler that is saved with the model: two-step Adams, good with few steps."""
     return PixNerdScheduler(solver="adams", solver_order=2, prediction_type=config.prediction_type)
 
 
-def preview(config, accelerator, transformer, data: LabelledImages, step: int) -> None:
-    """A picture of the averaged model so far: a few classes, two samples of each."""
+def preview(config: TrainConfig, accelerator: Accelerator, transformer, num_classes: int, step: int) -> None:
+    """A picture of the averaged model so far: a few classes, two samples of each, always from the same noise."""
     transformer.eval()
     pipeline = PixNerdPipeline(transformer, scheduler_for(config))
     pipeline.set_progress_bar_config(disable=True)
-    classes = list(range(min(12, len(data.class_names)))) * 2
     generator = torch.Generator(accelerator.device).manual_seed(config.seed)
-    images = pipeline(classes, num_inference_steps=25, generator=generator, output_type="pt").images
+    classes = list(range(min(12, num_classes)))
+    rows = [pipeline(classes, num_inference_steps=25, generator=generator, output_type="pt").images for _ in range(2)]
     transformer.train()
     if accelerator.is_main_process:
         file = config.output_dir / "previews" / f"step-{step:06d}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
-        grid(images, columns=len(classes) // 2, scale=2).save(file)
+        grid(torch.cat(rows), columns=len(classes), scale=2).save(file)
 
 
 def check_hub(config: TrainConfig, accelerator: Accelerator) -> None:
     """Token and repository, before the first step."""
+    if not config.push_to_hub:
+        return
     if not config.hub_model_id:
         raise ValueError("hub_model_id: expected user/name with push_to_hub")
     if accelerator.is_main_process:
-        from huggingface_hub import create_repo
-
-        create_repo(config.hub_model_id, exist_ok=True)
+        huggingface_hub.create_repo(config.hub_model_id, exist_ok=True)
 
 
-def finish(config: TrainConfig, accelerator: Accelerator, ema: EMA, data: LabelledImages) -> None:
+def finish(config: TrainConfig, accelerator: Accelerator, transformer, ema: EMA, data: LabelledImages) -> None:
     """Save the averaged model as a pipeline with its card, and upload it if asked to."""
     weights = {name: full(tensor) for name, tensor in ema.state_dict().items()}  # every process helps to gather
     if accelerator.is_main_process:
-        transformer = build_transformer(config, len(data.class_names))
-        transformer.load_state_dict(weights)
-        pipeline = PixNerdPipeline(transformer, scheduler_for(config), id2label=dict(enumerate(data.class_names)))
+        averaged = PixNerdTransformer2DModel.from_config(transformer.config)
+        averaged.load_state_dict(weights)
+        pipeline = PixNerdPipeline(averaged, scheduler_for(config), id2label=dict(enumerate(data.class_names)))
         pipeline.save_pretrained(config.output_dir)
         save_config(config, config.output_dir / "training.yaml")
         model_card(pipeline, config.dataset, config.steps, config.hub_model_id).save(config.output_dir / "README.md")
         print(f"saved {config.output_dir}")
         if config.push_to_hub:
-            from huggingface_hub import upload_folder
-
-            upload_folder(
+            huggingface_hub.upload_folder(
                 repo_id=config.hub_model_id,
                 folder_path=config.output_dir,
-                ignore_patterns=["checkpoints/*", "previews/*", "pixnerd/*", "*.jsonl"],
+                ignore_patterns=["checkpoints/*", "previews/*", "logs/*", "*.jsonl"],
             )
     accelerator.end_training()
 
@@ -347,14 +354,14 @@ class Log:
     """Losses to log.jsonl, to accelerate's tracker and to the progress bar."""
 
     def __init__(self, config: TrainConfig, accelerator: Accelerator, start: int) -> None:
-        self.every, self.accelerator = config.log_every, accelerator
+        self.every, self.accelerator, self.shown = config.log_every, accelerator, accelerator.is_main_process
         self.file = config.output_dir / "log.jsonl"
         if accelerator.is_main_process:
             lines = self.file.read_text(encoding="utf-8").splitlines() if start and self.file.is_file() else []
             kept = [line for line in lines if json.loads(line)["step"] <= start]  # what the resumed run will write anew
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        accelerator.init_trackers("pixnerd", config={k: str(v) for k, v in plain(config).items()})
+        accelerator.init_trackers("logs", config={k: str(v) for k, v in plain(config).items()})
 
     def write(self, step: int, losses: dict[str, float], progress: tqdm) -> None:
         if step % self.every:

@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
     objective, optimizer, ema = build(mesh)
     assert all(type(p).__name__ == "DTensor" or hasattr(p, "full_tensor") for p in objective.parameters())
     train(objective, optimizer, ema, range(2), mine)
-    saved = checkpoints.save(2, objective, optimizer, {}, ema=ema)
+    saved = checkpoints.save(2, objective, optimizer, ema=ema)
     train(objective, optimizer, ema, range(2, 4), mine)
 
     again, again_optimizer, again_ema = build(mesh)

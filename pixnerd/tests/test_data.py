@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from pixnerd import openmoji
-from pixnerd.data import LabelledImages, StepSampler, captions, load_images, micro_batches, to_float
+from pixnerd.data import LabelledImages, StepSampler, captions, load_images, places_of, to_float
 
 
 def write_image(path, colour=(255, 0, 0), size=(20, 12)):
@@ -192,7 +192,7 @@ def stream(data, batch_size, processes, accumulation, balanced, start, steps):
     """Indices by step and place, gathered from all processes."""
     gathered = {}
     for rank in range(processes):
-        slices = micro_batches(batch_size, processes, rank, accumulation)
+        slices = places_of(batch_size, processes, rank, accumulation)
         sampler = iter(StepSampler(data, batch_size, slices, 3, balanced, start))
         for step in range(start, start + steps):
             for places in slices:
@@ -228,4 +228,4 @@ def test_a_batch_that_does_not_divide_is_refused():
     with pytest.raises(
         ValueError, match="batch_size: expected a multiple of processes x gradient_accumulation = 2 x 3, got 8"
     ):
-        micro_batches(8, 2, 0, 3)
+        places_of(8, 2, 0, 3)

@@ -261,29 +261,61 @@ def same_model(a: Path, b: Path) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_sigterm_saves_and_the_resumed_run_has_the_same_losses(data, tmp_path, unbroken):
-    out = tmp_path / "out"
-    values = options(data, out, steps=100_000, checkpoint_every=100_000)
+def start_and_wait_for_steps(arguments: list[str], out: Path) -> subprocess.Popen:
     process = subprocess.Popen(
-        [sys.executable, str(PROJECT / "train.py"), *command(values)],
+        arguments,
         env=environment(),
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     deadline = time.time() + 120
     while not ((out / "log.jsonl").exists() and (out / "log.jsonl").read_text().count("\n") >= 2):
         assert process.poll() is None and time.time() < deadline, process.communicate()[1]
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    stderr = process.communicate(timeout=120)[1]
-    assert process.returncode != 0 and "go on with --resume latest" in stderr
+    return process
+
+
+def check_resumed(data: Path, out: Path, unbroken: list[dict], longer: Path) -> None:
+    """Two more steps from where it stopped equal those of a run that was never stopped."""
     (checkpoint,) = Checkpoints(out / "checkpoints").all()
     stopped = int(checkpoint.name.removeprefix("step-"))
     call(options(data, out, steps=stopped + 2, resume="latest"))
-    call(options(data, tmp_path / "longer", steps=stopped + 2))
-    assert losses(out) == losses(tmp_path / "longer")
+    call(options(data, longer, steps=stopped + 2))
+    assert losses(out) == losses(longer)
     assert losses(out)[: len(unbroken)] == unbroken[: len(losses(out))]
-    assert same_model(out, tmp_path / "longer")
+    assert same_model(out, longer)
+
+
+def test_sigterm_saves_and_the_resumed_run_has_the_same_losses(data, tmp_path, unbroken):
+    out = tmp_path / "out"
+    values = options(data, out, steps=100_000, checkpoint_every=100_000)
+    process = start_and_wait_for_steps([sys.executable, str(PROJECT / "train.py"), *command(values)], out)
+    process.send_signal(signal.SIGTERM)
+    stderr = process.communicate(timeout=120)[1]
+    assert process.returncode != 0 and "go on with --resume latest" in stderr
+    check_resumed(data, out, unbroken, tmp_path / "longer")
+
+
+def test_ctrl_c_under_accelerate_launch_saves_with_data_workers_too(data, tmp_path, unbroken):
+    out = tmp_path / "out"
+    values = options(data, out, steps=100_000, checkpoint_every=100_000, workers=1)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "-q", str(PROJECT / "train.py")]
+    process = start_and_wait_for_steps([*launch, *command(values)], out)
+    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to the whole group
+    process.communicate(timeout=120)  # returns when the last of the group has closed stderr
+    check_resumed(data, out, unbroken, tmp_path / "longer")
+
+
+def test_a_new_run_does_not_mix_with_the_checkpoints_of_an_earlier_one(data, tmp_path):
+    out = tmp_path / "out"
+    call(options(data, out))
+    with pytest.raises(ValueError, match="holds checkpoints of an earlier run; go on with --resume latest"):
+        call(options(data, out))
+    call(options(data, out, steps=2, overwrite=True))
+    assert [p.name for p in Checkpoints(out / "checkpoints").all()] == ["step-00000002"]
+    assert len(losses(out)) == 2
 
 
 DIES_WHILE_WRITING = """

@@ -42,22 +42,34 @@ class Checkpoints:
         """Whole checkpoints, oldest first."""
         return sorted(path for path in self.folder.glob("step-*") if (path / "state.json").is_file())
 
-    def find(self, resume: str | None) -> Path | None:
+    def find(self, resume: str | None, overwrite: bool = False) -> Path | None:
         """The checkpoint that `resume` names: None, `"latest"` (None where there is none yet), or a path.
 
         Raises:
+            ValueError: a new run would mix its checkpoints with those of an earlier one; `overwrite` deletes them.
             OSError: the path holds no checkpoint.
         """
+        found = self.all()
+        if resume is None and found and not overwrite:
+            raise ValueError(
+                f"output_dir: {self.folder} holds checkpoints of an earlier run; go on with --resume latest, choose "
+                "another folder, or start anew with --overwrite true"
+            )
         if resume is None:
+            if _rank() == 0:
+                for path in found:
+                    shutil.rmtree(path)
             return None
         if resume == "latest":
-            return self.all()[-1] if self.all() else None
+            return found[-1] if found else None
         path = Path(resume)
         if not (path / "state.json").is_file():
             raise OSError(f"resume: expected latest or a folder step-…, found no checkpoint in {path}")
         return path
 
-    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, info: dict[str, Any], **more) -> Path:
+    def save(
+        self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, info: dict[str, Any] | None = None, **more
+    ) -> Path:
         """Write the state after `step`; called by every process.
 
         Args:
@@ -74,7 +86,7 @@ class Checkpoints:
         torch.save(random_state(), partial / f"random-{_rank()}.pt")
         _barrier()
         if _rank() == 0:
-            state = {"step": step, "processes": _world(), **info}
+            state = {"step": step, "processes": _world(), **(info or {})}
             (partial / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
             for path in [*partial.rglob("*"), partial]:
                 _sync(path)
@@ -135,6 +147,11 @@ class StopSignal:
         """Put the previous handlers back."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+
+def ignore_interrupt(worker: int) -> None:
+    """For `worker_init_fn`: Ctrl-C reaches data workers too, and they are needed until the checkpoint is written."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def random_state() -> dict[str, Any]:

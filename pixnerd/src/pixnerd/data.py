@@ -247,7 +247,7 @@ class StepSampler(Sampler[list[int]]):
     Args:
         dataset: gives the number of items, and classes and groups when `balanced`.
         batch_size: of the global batch.
-        micro_batches: places of this process in the global batch, from `micro_batches`.
+        micro_batches: places of this process in the global batch, from `places_of`.
         balanced: draw a class, then a group of variants in it, then a variant, each uniformly, instead of epochs.
     """
 
@@ -294,7 +294,7 @@ def _by_class_and_group(labels: np.ndarray, groups: np.ndarray) -> list[list[np.
     return tree
 
 
-def micro_batches(batch_size: int, processes: int, rank: int, accumulation: int) -> list[range]:
+def places_of(batch_size: int, processes: int, rank: int, accumulation: int) -> list[range]:
     """Places in the global batch of each micro-batch of process `rank`; together all processes cover it once."""
     if batch_size % (processes * accumulation):
         raise ValueError(
