@@ -11,7 +11,6 @@ import torch
 import yaml
 from PIL import Image
 from torch import Tensor
-from tqdm import tqdm
 
 from iclr26_tools.features import extract, load_extractor
 from iclr26_tools.image_metrics import kernel_distance_report, precision_recall
@@ -23,7 +22,7 @@ from pixnerd.cli import run
 from pixnerd.data import LabelledImages, load_images, to_float
 from pixnerd.flow import draw, interpolate, velocity_loss
 from pixnerd.pictures import beside, grid
-from pixnerd.pipeline import best_device, to_bytes
+from pixnerd.sampling import best_device, sample_many
 
 TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
@@ -76,7 +75,6 @@ def main(config: EvaluateConfig) -> None:
     pipeline.scheduler = PixNerdScheduler.from_config(
         pipeline.scheduler.config, solver=config.solver, guidance_interval=config.guidance_interval
     )
-    pipeline.set_progress_bar_config(disable=True)
     training_file = Path(config.model) / "training.yaml"
     training = yaml.safe_load(training_file.read_text(encoding="utf-8")) if training_file.is_file() else {}
     dataset = config.dataset or training.get("dataset", "openmoji")
@@ -89,7 +87,9 @@ def main(config: EvaluateConfig) -> None:
     rng = np.random.default_rng(config.seed)
     held_out, train = (subset(d, n, rng) for d, n in ((held_out, config.images), (train, config.train_images)))
     requests = [number % classes for number in range(config.probe_images)]
-    samples = sample(pipeline, [*held_out.labels.tolist(), *requests], config, device)
+    wanted = [*held_out.labels.tolist(), *requests]
+    options = {"num_inference_steps": config.steps, "guidance_scale": config.guidance}
+    samples = sample_many(pipeline, wanted, config.seed, config.batch_size, **options)
     like_held_out, alike = samples[: len(held_out)], samples[len(held_out) :]
     extractor = load_extractor(config.extractor, device)
     real, known = held_out.all_images(), train.all_images()
@@ -156,24 +156,6 @@ def matching(labels: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) -
         members = rng.permutation(np.flatnonzero(labels == label))
         chosen.append(members[: (wanted == label).sum()])
     return np.concatenate(chosen)
-
-
-def sample(pipeline: PixNerdPipeline, labels: list[int], config: EvaluateConfig, device: str) -> Tensor:
-    """A sample of each label, uint8; number i has a generator seeded with seed + i."""
-    images = []
-    for start in tqdm(range(0, len(labels), config.batch_size), desc=f"sampling {len(labels)} images", unit="batch"):
-        chunk = labels[start : start + config.batch_size]
-        seeds = range(config.seed + start, config.seed + start + len(chunk))
-        images.append(
-            pipeline(
-                chunk,
-                num_inference_steps=config.steps,
-                guidance_scale=config.guidance,
-                generator=[torch.Generator(device).manual_seed(seed) for seed in seeds],
-                output_type="pt",
-            ).images.cpu()
-        )
-    return to_bytes(torch.cat(images))
 
 
 @torch.no_grad()

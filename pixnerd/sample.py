@@ -9,7 +9,7 @@ import torch
 from pixnerd import PixNerdPipeline, PixNerdScheduler
 from pixnerd.cli import run
 from pixnerd.pictures import grid
-from pixnerd.pipeline import best_device
+from pixnerd.sampling import best_device, sample_many
 
 
 @dataclass
@@ -24,16 +24,16 @@ class SampleConfig:
     """Samples of each class."""
     steps: int = 25
     """Steps of the solver (paper: 100 with Euler)."""
-    solver: Literal["euler", "adams", "sde", "sde_mean", "sde_preserve"] = "adams"
-    """How a step is taken (paper: euler for class-conditional models)."""
-    solver_order: int = 2
-    """Order of adams, 1 to 4."""
-    shift: float = 1.0
-    """Time shift of the grid (paper: 1 for class-conditional models)."""
+    solver: Literal["euler", "adams", "sde", "sde_mean", "sde_preserve"] | None = None
+    """How a step is taken, if not as saved: adams (paper: euler for class-conditional models)."""
+    solver_order: int | None = None
+    """Order of adams, 1 to 4, if not as saved: 2."""
+    shift: float | None = None
+    """Time shift of the grid, if not as saved (paper: 1 for class-conditional models)."""
     guidance: float = 3.5
     """Guidance scale; 1 for none (paper: 3.5)."""
-    guidance_interval: tuple[float, float] = (0.1, 1.0)
-    """Times strictly between which guidance acts (paper: 0.1, 1)."""
+    guidance_interval: tuple[float, float] | None = None
+    """Times strictly between which guidance acts, if not as saved: 0.1, 1 (the paper's)."""
     height: int | None = None
     """Of the pictures in pixels (default: as trained)."""
     width: int | None = None
@@ -59,34 +59,26 @@ def main(config: SampleConfig) -> None:
         raise ValueError(f"per_class, batch_size: expected at least 1, got {config.per_class}, {config.batch_size}")
     device = config.device or best_device()
     pipeline = PixNerdPipeline.from_pretrained(config.model, torch_dtype=getattr(torch, config.dtype)).to(device)
-    pipeline.scheduler = PixNerdScheduler.from_config(
-        pipeline.scheduler.config,
-        solver=config.solver,
-        solver_order=config.solver_order,
-        shift=config.shift,
-        guidance_interval=config.guidance_interval,
-    )
+    names = ("solver", "solver_order", "shift", "guidance_interval")
+    changed = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
+    pipeline.scheduler = PixNerdScheduler.from_config(pipeline.scheduler.config, **changed)
     names = {number: name for name, number in reversed(pipeline.labels.items())}
     classes = config.classes or list(range(min(12, pipeline.transformer.config.num_classes)))
     wanted = [label for label in classes for _ in range(config.per_class)]
 
-    images = []
-    for start in range(0, len(wanted), config.batch_size):
-        chunk = wanted[start : start + config.batch_size]
-        seeds = range(config.seed + start, config.seed + start + len(chunk))
-        images += pipeline(
-            chunk,
-            height=config.height,
-            width=config.width,
-            encoder_size=config.encoder_size,
-            num_inference_steps=config.steps,
-            guidance_scale=config.guidance,
-            generator=[torch.Generator(device).manual_seed(seed) for seed in seeds],
-            output_type="pt",
-        ).images.cpu()
-
+    images = sample_many(
+        pipeline,
+        wanted,
+        config.seed,
+        config.batch_size,
+        height=config.height,
+        width=config.width,
+        encoder_size=config.encoder_size,
+        num_inference_steps=config.steps,
+        guidance_scale=config.guidance,
+    )
     sheet = grid(
-        torch.stack(images),
+        images,
         columns=config.per_class,
         scale=config.scale,
         row_names=[names.get(label, str(label)) if isinstance(label, int) else label for label in classes],

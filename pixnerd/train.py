@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -18,12 +18,13 @@ from pixnerd import PRESETS, PixNerdPipeline, PixNerdScheduler, PixNerdTransform
 from pixnerd.alignment import Projector
 from pixnerd.card import model_card
 from pixnerd.checkpointing import Checkpoints, StopSignal, ignore_interrupt
-from pixnerd.cli import run, save_config
+from pixnerd.cli import as_dict, run, save_config
 from pixnerd.data import LabelledImages, StepSampler, load_images, places_of, to_float
 from pixnerd.ema import EMA
 from pixnerd.flow import draw, shift_time
 from pixnerd.objective import Objective
 from pixnerd.pictures import grid
+from pixnerd.sampling import sample_many
 from pixnerd.teacher import Teacher
 
 
@@ -50,8 +51,9 @@ class TrainConfig:
     """openmoji, a folder (with or without class folders), an .npz file, or hf:ID for a data set of the Hub."""
     resolution: int = 32
     """Side of the images in pixels (paper: 256 and 512)."""
-    balanced: bool = True
-    """Draw classes, and variants of one thing, equally often; off: epochs over all files, as in the paper."""
+    balanced: bool | None = None
+    """Draw classes, and variants of one thing, equally often; false: epochs over all files, as in the paper (default:
+    true for openmoji, where half of the files are variants of one another)."""
     flip: bool = False
     """Mirror half of the images (the released configurations do not)."""
     cache_dir: Path | None = None
@@ -150,52 +152,50 @@ def main(config: TrainConfig) -> None:
     with accelerator.local_main_process_first():
         data = load_images(config.dataset, config.resolution, "train", config.cache_dir)
     torch.manual_seed(config.seed)
-    objective, teacher = build(config, accelerator, len(data.class_names))
-    optimizer = torch.optim.AdamW(
-        objective.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
-    )
+    objective, teacher = build(config, accelerator, len(data.class_names), resumed=found is not None)
+    groups = {"lr": config.lr, "betas": config.betas, "weight_decay": config.weight_decay}
+    optimizer = torch.optim.AdamW(objective.parameters(), **groups)
     objective, optimizer = accelerator.prepare(objective, optimizer)
     bare = accelerator.unwrap_model(objective)
     ema = EMA(bare.transformer, config.ema_decay, warmup=config.ema_warmup, every=config.ema_every)
-
     state = {"model": bare, "optimizer": optimizer.optimizer, "ema": ema}
-    start = checkpoints.load(found, **state)["step"] if found else 0
+    start = resume(config, accelerator, checkpoints, found, state, groups) if found else 0
+
     log = Log(config, accelerator, start)
     slices = micro_batches(config, accelerator)
-    sampler = StepSampler(data, config.batch_size, slices, config.seed, config.balanced, start)
+    balanced = config.dataset == "openmoji" if config.balanced is None else config.balanced
+    sampler = StepSampler(data, config.batch_size, slices, config.seed, balanced, start)
     batches = iter(DataLoader(data, batch_sampler=sampler, num_workers=config.workers, worker_init_fn=ignore_interrupt))
-    stop = StopSignal()
     progress = tqdm(range(start, config.steps), initial=start, total=config.steps, unit="step", disable=not log.shown)
-    for step in progress:
-        totals: dict[str, Tensor] = {}
-        for places in slices:
-            x, labels, t, noise = prepare(config, next(batches), step, places, accelerator.device, bare)
-            tokens = teacher((x + 1) / 2) if teacher else None
-            with accelerator.accumulate(objective):
-                with accelerator.autocast():
-                    losses = objective(x, labels, t, noise, tokens)
-                accelerator.backward(losses["loss"])
-                for name, value in losses.items():
-                    totals[name] = totals.get(name, 0) + value.detach() / len(slices)
-                if accelerator.sync_gradients:
-                    means, stopping = across_processes(accelerator, totals, stop.received is not None)
-                    require_finite(means["loss"], step)
-                    if config.clip is not None:
-                        accelerator.clip_grad_norm_(objective.parameters(), config.clip)
-                optimizer.step()
-                optimizer.zero_grad()
-        done = step + 1
-        ema.update(done)
-        log.write(done, means, progress)
-        if stopping or done % config.checkpoint_every == 0 or done == config.steps:
-            checkpoints.save(done, **state, info={"config": plain(config)})
-        if stopping:
-            accelerator.end_training()
-            raise SystemExit(f"stopped at step {done} and saved; go on with --resume latest")
-        if config.preview_every and done % config.preview_every == 0 and not is_sharded(accelerator):
-            with ema.applied():
-                preview(config, accelerator, bare.transformer, len(data.class_names), done)
-    stop.restore()
+    with StopSignal() as stop:
+        for step in progress:
+            totals: dict[str, Tensor] = {}
+            for places in slices:
+                x, labels, t, noise = prepare(config, next(batches), step, places, accelerator.device, bare)
+                with accelerator.accumulate(objective):
+                    with accelerator.autocast():
+                        tokens = teacher((x + 1) / 2) if teacher else None
+                        losses = objective(x, labels, t, noise, tokens)
+                    accelerator.backward(losses["loss"])
+                    for name, value in losses.items():
+                        totals[name] = totals.get(name, 0) + value.detach() / len(slices)
+                    if accelerator.sync_gradients:
+                        means, stopping = across_processes(accelerator, totals, stop.received is not None)
+                        require_finite(means["loss"], step + 1)
+                        if config.clip is not None:
+                            accelerator.clip_grad_norm_(objective.parameters(), config.clip)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            done = step + 1
+            ema.update(done)
+            log.write(done, means, progress)
+            if stopping or done % config.checkpoint_every == 0 or done == config.steps:
+                checkpoints.save(done, **state, info={"config": as_dict(config)})
+            if stopping:
+                accelerator.end_training()
+                raise SystemExit(f"stopped at step {done} and saved; go on with --resume latest")
+            if config.preview_every and done % config.preview_every == 0 and log.shown and not is_sharded(accelerator):
+                preview(config, bare.transformer, ema, len(data.class_names), done)
     finish(config, accelerator, bare.transformer, ema, data)
 
 
@@ -215,6 +215,8 @@ def prepare(
 
 def set_up_device(config: TrainConfig, accelerator: Accelerator) -> None:
     """Threads on a CPU (accelerate leaves one), precision of products on a GPU, and of shards."""
+    if accelerator.mixed_precision == "fp16":
+        raise ValueError("mixed_precision: expected no or bf16, got fp16 (its loss scaling would not be resumed)")
     if accelerator.device.type == "cpu":
         local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // local))
@@ -228,9 +230,13 @@ def is_sharded(accelerator: Accelerator) -> bool:
     return accelerator.distributed_type == DistributedType.FSDP
 
 
-def build(config: TrainConfig, accelerator: Accelerator, num_classes: int) -> tuple[Objective, Teacher | None]:
+def build(
+    config: TrainConfig, accelerator: Accelerator, num_classes: int, resumed: bool
+) -> tuple[Objective, Teacher | None]:
     """The network of the preset and its loss; REPA's teacher, if there is one."""
     transformer = build_transformer(config, num_classes)
+    if config.init_from and not resumed:
+        start_from(config, transformer)
     teacher, projector = None, None
     if config.teacher:
         teacher = Teacher(config.teacher, transformer.config.patch_size).to(accelerator.device)
@@ -248,7 +254,7 @@ def build(config: TrainConfig, accelerator: Accelerator, num_classes: int) -> tu
 
 
 def build_transformer(config: TrainConfig, num_classes: int) -> PixNerdTransformer2DModel:
-    """The preset with the options that override it, from fresh or saved weights."""
+    """The preset with the options that override it."""
     if config.preset not in PRESETS:
         raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {config.preset!r}")
     names = ("hidden_size", "num_attention_heads", "num_layers", "head_layers", "head_channels")
@@ -256,17 +262,41 @@ def build_transformer(config: TrainConfig, num_classes: int) -> PixNerdTransform
     if config.head_type == "linear":
         shape = linear_head_baseline(shape)
     transformer = PixNerdTransformer2DModel(sample_size=config.resolution, num_classes=num_classes, **shape)
-    if config.init_from:
-        saved = PixNerdPipeline.from_pretrained(config.init_from).transformer
-        try:
-            transformer.load_state_dict(saved.state_dict())
-        except RuntimeError as error:
-            raise ValueError(f"init_from: {config.init_from} has another size or number of classes") from error
     if config.gradient_checkpointing:
         transformer.enable_gradient_checkpointing()
     if config.compile:
         transformer.compile()  # in place, so that names of parameters stay
     return transformer
+
+
+def start_from(config: TrainConfig, transformer: PixNerdTransformer2DModel) -> None:
+    """Load the weights of a saved model of the same size and kind."""
+    saved = PixNerdPipeline.from_pretrained(config.init_from)
+    kind = saved.scheduler.config.prediction_type
+    if kind != config.prediction_type:
+        raise ValueError(
+            f"init_from: {config.init_from} predicts the {kind}, prediction_type is {config.prediction_type}"
+        )
+    try:
+        transformer.load_state_dict(saved.transformer.state_dict())
+    except RuntimeError as error:
+        raise ValueError(f"init_from: {config.init_from} has another size or number of classes") from error
+
+
+MAY_CHANGE = {"steps", "output_dir", "cache_dir", "workers", "threads", "resume", "overwrite", "init_from"}
+MAY_CHANGE |= {"checkpoint_every", "keep_checkpoints", "preview_every", "log_every", "tracker", "push_to_hub"}
+MAY_CHANGE |= {"hub_model_id", "gradient_accumulation", "gradient_checkpointing", "compile"}
+
+
+def resume(config: TrainConfig, accelerator: Accelerator, checkpoints: Checkpoints, found: Path, state, groups) -> int:
+    """Load a checkpoint and say which options that shape the run are others than before; returns its step."""
+    saved = checkpoints.load(found, **state)
+    for group in state["optimizer"].param_groups:
+        group.update(groups)  # the checkpoint's would win over the command line
+    before, now = saved["config"], as_dict(config)
+    changed = [f"{k} {before[k]} -> {v}" for k, v in now.items() if k not in MAY_CHANGE and before.get(k, v) != v]
+    accelerator.print(f"resumed from {found}" + (f"; changed since: {', '.join(changed)}" if changed else ""))
+    return saved["step"]
 
 
 def micro_batches(config: TrainConfig, accelerator: Accelerator) -> list[range]:
@@ -296,19 +326,16 @@ def scheduler_for(config: TrainConfig) -> PixNerdScheduler:
     return PixNerdScheduler(solver="adams", solver_order=2, prediction_type=config.prediction_type)
 
 
-def preview(config: TrainConfig, accelerator: Accelerator, transformer, num_classes: int, step: int) -> None:
+@torch.no_grad()
+def preview(config: TrainConfig, transformer, ema: EMA, num_classes: int, step: int) -> None:
     """A picture of the averaged model so far: a few classes, two samples of each, always from the same noise."""
-    transformer.eval()
     pipeline = PixNerdPipeline(transformer, scheduler_for(config))
-    pipeline.set_progress_bar_config(disable=True)
-    generator = torch.Generator(accelerator.device).manual_seed(config.seed)
     classes = list(range(min(12, num_classes)))
-    rows = [pipeline(classes, num_inference_steps=25, generator=generator, output_type="pt").images for _ in range(2)]
-    transformer.train()
-    if accelerator.is_main_process:
-        file = config.output_dir / "previews" / f"step-{step:06d}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        grid(torch.cat(rows), columns=len(classes), scale=2).save(file)
+    with ema.applied():
+        images = sample_many(pipeline, classes * 2, config.seed, len(classes), False, num_inference_steps=25)
+    file = config.output_dir / "previews" / f"step-{step:06d}.png"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    grid(images, columns=len(classes), scale=2).save(file)
 
 
 def check_hub(config: TrainConfig, accelerator: Accelerator) -> None:
@@ -330,7 +357,8 @@ def finish(config: TrainConfig, accelerator: Accelerator, transformer, ema: EMA,
         pipeline = PixNerdPipeline(averaged, scheduler_for(config), id2label=dict(enumerate(data.class_names)))
         pipeline.save_pretrained(config.output_dir)
         save_config(config, config.output_dir / "training.yaml")
-        model_card(pipeline, config.dataset, config.steps, config.hub_model_id).save(config.output_dir / "README.md")
+        name = config.hub_model_id or str(config.output_dir)
+        model_card(pipeline, name, config.dataset, config.steps).save(config.output_dir / "README.md")
         print(f"saved {config.output_dir}")
         if config.push_to_hub:
             huggingface_hub.upload_folder(
@@ -346,10 +374,6 @@ def full(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).cpu()
 
 
-def plain(config: TrainConfig) -> dict:
-    return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(config).items()}
-
-
 class Log:
     """Losses to log.jsonl, to accelerate's tracker and to the progress bar."""
 
@@ -358,10 +382,11 @@ class Log:
         self.file = config.output_dir / "log.jsonl"
         if accelerator.is_main_process:
             lines = self.file.read_text(encoding="utf-8").splitlines() if start and self.file.is_file() else []
-            kept = [line for line in lines if json.loads(line)["step"] <= start]  # what the resumed run will write anew
+            whole = [line for line in lines if line.endswith("}")]  # a kill may have cut the last one
+            kept = [line for line in whole if json.loads(line)["step"] <= start]  # the rest is written anew
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        accelerator.init_trackers("logs", config={k: str(v) for k, v in plain(config).items()})
+        accelerator.init_trackers("logs", config={k: str(v) for k, v in as_dict(config).items()})
 
     def write(self, step: int, losses: dict[str, float], progress: tqdm) -> None:
         if step % self.every:

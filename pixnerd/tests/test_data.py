@@ -88,6 +88,24 @@ def test_a_folder_with_class_folders(tmp_path):
     assert torch.equal(train[0]["image"], torch.tensor([0, 255, 0]).view(3, 1, 1).expand(3, 8, 8).byte())
 
 
+def test_class_ids_of_the_test_part_are_those_of_training(tmp_path):
+    for name in ("a", "b", "c"):
+        write_image(tmp_path / "train" / name / "1.png")
+    write_image(tmp_path / "test" / "c" / "2.png")
+    test = load_images(str(tmp_path), 8, "test")
+    assert test.class_names == ["a", "b", "c"] and test.labels.tolist() == [2]
+    write_image(tmp_path / "test" / "d" / "3.png")
+    with pytest.raises(ValueError, match="has a class 'd' that the train folder lacks"):
+        load_images(str(tmp_path), 8, "test")
+
+
+def test_an_image_beside_class_folders_is_refused(tmp_path):
+    write_image(tmp_path / "a" / "1.png")
+    write_image(tmp_path / "stray.png")
+    with pytest.raises(ValueError, match="has images beside its class folders"):
+        load_images(str(tmp_path), 8)
+
+
 def test_a_folder_without_classes_holds_out_a_tenth_by_name(tmp_path):
     for i in range(60):
         write_image(tmp_path / f"{i}.jpg")
@@ -150,6 +168,10 @@ def nan_images():
         (
             {"images": np.zeros((30, 8, 8, 3), np.uint8), "labels": np.full(30, 2), "class_names": ["a", "b"]},
             r"labels: expected class ids 0\.\.1, got 2",
+        ),
+        (
+            {"images": np.zeros((30, 8, 8, 3), np.uint8), "labels": np.zeros(29)},
+            "labels: expected 30, one an image, got 29",
         ),
     ],
 )

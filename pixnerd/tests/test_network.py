@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from pixnerd import PRESETS, PixNerdTransformer2DModel, linear_head_baseline
 from pixnerd.convert import from_official
 from pixnerd.embeddings import rotary_angles, rotate
-from pixnerd.neural_field import NeuralFieldBlock, NeuralFieldHead, RMSNorm, dct_code, patchify, unpatchify
+from pixnerd.layers import RMSNorm, patchify, unpatchify
+from pixnerd.neural_field import NeuralFieldBlock, NeuralFieldHead, dct_code
 
 from .conftest import random_transformer
 
@@ -16,9 +17,15 @@ def parameters(module) -> int:
 
 @pytest.mark.parametrize(
     ("preset", "count"),
-    [("B/16", 133_589_379), ("L/16", 452_113_795), ("XL/16", 700_589_219), ("XL/8", 699_925_667)],
+    [
+        ("S/8", 4_704_547),
+        ("B/16", 133_589_379),
+        ("L/16", 452_113_795),
+        ("XL/16", 700_589_219),
+        ("XL/8", 699_925_667),
+    ],
 )
-def test_presets_have_the_official_parameter_counts(preset, count):
+def test_presets_have_the_parameter_counts_of_the_readme(preset, count):
     with torch.device("meta"):
         assert parameters(PixNerdTransformer2DModel(**PRESETS[preset])) == count
 
@@ -186,7 +193,7 @@ def test_with_a_constant_generator_all_patches_are_the_same_function_of_pixel_an
     same = images[:, :, :4, :4].repeat(1, 1, 2, 2)  # the same pixels in each of the four patches
     out = head(same, condition, (4, 4))
     assert torch.allclose(out, out[:, :, :4, :4].repeat(1, 1, 2, 2), atol=1e-12)
-    assert not torch.allclose(out[0], out[1])  # but not of the condition's absence alone: pixels matter
+    assert not torch.allclose(out[0], out[1])  # other pixels, other values
 
 
 def test_a_pixel_changes_its_own_output_only():
@@ -256,7 +263,10 @@ def test_gradient_checkpointing_gives_the_same_gradients(transformer):
 
     plain = gradients()
     transformer.enable_gradient_checkpointing()
+    recomputed = []
+    transformer.head.blocks[0].register_forward_pre_hook(lambda module, args: recomputed.append(1))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(plain, gradients(), strict=True))
+    assert len(recomputed) == 2
 
 
 # Arbitrary resolution

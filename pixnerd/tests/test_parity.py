@@ -17,7 +17,8 @@ from pixnerd.data import center_crop, to_float
 from pixnerd.ema import EMA
 from pixnerd.embeddings import rotary_angles, rotate, time_features
 from pixnerd.flow import LOSS_WEIGHTS, interpolate, lognormal_time, shift_time, velocity_loss
-from pixnerd.neural_field import dct_code, patchify
+from pixnerd.layers import patchify
+from pixnerd.neural_field import dct_code
 from pixnerd.objective import Objective
 from pixnerd.pipeline import to_bytes
 from pixnerd.scheduler import adams_coefficients

@@ -14,6 +14,7 @@ from pixnerd.card import model_card
 from pixnerd.pictures import grid
 from pixnerd.pipeline import to_bytes
 from pixnerd.remote_code import bundle
+from pixnerd.sampling import sample_many
 
 from .conftest import random_transformer
 
@@ -29,7 +30,7 @@ def pipeline(transformer) -> PixNerdPipeline:
 
 def sample(pipeline, labels, seed: int = 0, **options):
     generators = [torch.Generator().manual_seed(seed + i) for i in range(len(labels))]
-    options = {"num_inference_steps": 4, "output_type": "pt"} | options
+    options = {"num_inference_steps": 4, "output_type": "latent"} | options
     return pipeline(labels, generator=generators, **options).images
 
 
@@ -74,8 +75,9 @@ def test_a_negative_class_takes_the_place_of_no_class(pipeline):
 
 
 def test_names_and_synonyms_are_ids(pipeline):
-    by_name = sample(pipeline, ["Tinca tinca", "cock"])
-    assert torch.equal(by_name, sample(pipeline, [0, 4]))
+    expected = sample(pipeline, [0, 4])
+    for labels in (["Tinca tinca", "cock"], ["tench, Tinca tinca", np.int64(4)], torch.tensor([0, 4])):
+        assert torch.equal(sample(pipeline, labels), expected)
 
 
 def test_an_image_does_not_depend_on_its_batch(pipeline):
@@ -94,13 +96,15 @@ def test_the_state_is_float32_under_a_bfloat16_network(pipeline):
     assert torch.isfinite(out).all()
 
 
-def test_pictures_in_three_forms(pipeline):
+def test_pictures_in_four_forms(pipeline):
     raw = sample(pipeline, [0, 1])
     arrays = sample(pipeline, [0, 1], output_type="np")
     pictures = sample(pipeline, [0, 1], output_type="pil")
     expected = to_bytes(raw).permute(0, 2, 3, 1).numpy()
     assert np.array_equal(np.stack([np.asarray(p) for p in pictures]), expected)
     assert np.array_equal(np.round(arrays * 255).astype(np.uint8), expected)
+    tensors = sample(pipeline, [0, 1], output_type="pt")
+    assert np.array_equal((tensors * 255).round().byte().permute(0, 2, 3, 1).numpy(), expected)
 
 
 def test_a_larger_picture_by_more_tokens_or_by_a_finer_field(pipeline):
@@ -119,12 +123,15 @@ def test_a_larger_picture_by_more_tokens_or_by_a_finer_field(pipeline):
         ([7], {}, r"class_labels: expected 0\.\.4 \(5 for no class\) or one of tench, .*, got 7"),
         (["salmon"], {}, "got 'salmon'"),
         ([], {}, "got an empty list"),
-        ([0], {"negative_class_labels": [0, 1]}, "negative_class_labels: expected one, or one of 1 labels, got 2"),
-        ([0], {"output_type": "jpg"}, 'output_type: expected "pil", "np" or "pt"'),
+        ([0], {"negative_class_labels": [0, 1]}, "negative_class_labels: expected 1 or 1 labels, got 2"),
+        ([0], {"negative_class_labels": ["salmon"]}, "negative_class_labels: .* got 'salmon'"),
+        ([0], {"output_type": "jpg"}, 'output_type: expected "pil", "np", "pt" or "latent"'),
+        ([0], {"callback_on_step_end_tensor_inputs": ["prompt"]}, r"expected \['latents'\], got \['prompt'\]"),
+        ([0], {"height": 32, "width": 32, "encoder_size": 0}, "encoder_size, height: expected a multiple of"),
         ([0], {"guidance_interval": (0.9, 0.1)}, "guidance_interval"),
         ([0], {"guidance_scale": -1.0}, "guidance_scale"),
         ([0], {"height": 18}, "height: expected a multiple of the patch size 4, got 18"),
-        ([0], {"noise": torch.zeros(1, 3, 8, 8)}, r"noise: expected \(1, 3, 16, 16\), got \(1, 3, 8, 8\)"),
+        ([0], {"latents": torch.zeros(1, 3, 8, 8)}, r"latents: expected \(1, 3, 16, 16\), got \(1, 3, 8, 8\)"),
         ([0], {"num_inference_steps": 0}, "num_inference_steps: expected at least 1"),
     ],
 )
@@ -141,7 +148,7 @@ import sys, torch
 pipeline = {load}
 pipeline.set_progress_bar_config(disable=True)
 generators = [torch.Generator().manual_seed(i) for i in range(2)]
-images = pipeline(["goldfish", 4], generator=generators, num_inference_steps=4, output_type="pt").images
+images = pipeline(["goldfish", 4], generator=generators, num_inference_steps=4, output_type="latent").images
 assert type(pipeline).__module__.startswith("{module}"), type(pipeline).__module__
 torch.save(images, sys.argv[2])
 """
@@ -210,7 +217,7 @@ torch.save(torch.zeros(1), sys.argv[2])
 
 def test_the_saved_folder_is_whole_and_holds_the_weights_once(pipeline, tmp_path):
     pipeline.save_pretrained(tmp_path)
-    model_card(pipeline, "openmoji", 10).save(tmp_path / "README.md")
+    model_card(pipeline, "user/name", "openmoji", 10).save(tmp_path / "README.md")
     names = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
     assert names == {
         "README.md",
@@ -227,13 +234,12 @@ def test_the_saved_folder_is_whole_and_holds_the_weights_once(pipeline, tmp_path
     assert index["transformer"] == ["pixnerd_transformer", "PixNerdTransformer2DModel"]
 
 
-def test_the_cards_snippet_runs(pipeline, tmp_path, monkeypatch):
+def test_the_cards_snippet_runs(pipeline, tmp_path):
     pipeline.save_pretrained(tmp_path / "pixnerd")
-    card = model_card(pipeline, "openmoji", 10, "user/name")
+    card = model_card(pipeline, "user/name", "openmoji", 10)
     assert card.data.license == "cc-by-sa-4.0" and "OpenMoji" in card.text
-    assert model_card(pipeline, "my/folder", 10).data.license == "other"
-    snippet = model_card(pipeline, "openmoji", 10).text.split("```python")[1].split("```")[0]
-    monkeypatch.chdir(tmp_path)
+    assert model_card(pipeline, "user/name", "my/folder", 10).data.license == "other"
+    snippet = model_card(pipeline, str(tmp_path / "pixnerd"), "openmoji", 10).text.split("```python")[1].split("```")[0]
     scope: dict = {}
     exec(snippet.replace("num_inference_steps=25", "num_inference_steps=2"), scope)
     assert all(isinstance(image, Image.Image) for image in scope["images"]) and len(scope["images"]) == 4
@@ -254,7 +260,7 @@ def test_bundling_refuses_what_it_cannot_inline(tmp_path):
 
 
 def test_a_folder_without_a_pipeline_is_named(tmp_path):
-    with pytest.raises(OSError, match="found no model_index.json there"):
+    with pytest.raises(OSError, match="no saved PixNerd in such a folder or Hub repository"):
         PixNerdPipeline.from_pretrained(tmp_path)
 
 
@@ -262,6 +268,27 @@ def test_half_precision_is_asked_for_by_torch_dtype(pipeline, tmp_path):
     pipeline.save_pretrained(tmp_path)
     loaded = PixNerdPipeline.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
     assert loaded.transformer.dtype == torch.bfloat16
+
+
+def test_components_can_be_given_and_unknown_arguments_are_named(pipeline, tmp_path):
+    pipeline.save_pretrained(tmp_path)
+    scheduler = PixNerdScheduler(solver="adams")
+    loaded = PixNerdPipeline.from_pretrained(tmp_path, scheduler=scheduler, trust_remote_code=True, variant=None)
+    assert loaded.scheduler is scheduler
+    with pytest.raises(ValueError, match="from_pretrained: unexpected arguments vae"):
+        PixNerdPipeline.from_pretrained(tmp_path, vae=None)
+
+
+def test_a_subclass_loads_as_itself(pipeline, tmp_path):
+    pipeline.save_pretrained(tmp_path)
+    mine = type("Mine", (PixNerdPipeline,), {"__module__": "__main__"})
+    assert type(mine.from_pretrained(tmp_path)) is mine
+
+
+def test_many_samples_do_not_depend_on_the_batch_size(pipeline):
+    one, many = (sample_many(pipeline, [0, 1, 2, 3], 5, size, False, num_inference_steps=2) for size in (1, 3))
+    assert (one.int() - many.int()).abs().max() <= 1 and one.dtype == torch.uint8
+    assert torch.equal(many[:1], to_bytes(sample(pipeline, [0], seed=5, num_inference_steps=2)))
 
 
 def test_a_linear_head_is_saved_and_loaded_too(tmp_path):

@@ -85,9 +85,10 @@ def test_the_state_is_float32_whatever_the_network_answers():
     assert scheduler.step(answer, scheduler.timesteps[0], torch.zeros(1, 3, 2, 2)).prev_sample.dtype == torch.float32
 
 
-def test_an_x_prediction_is_turned_into_its_velocity():
+@pytest.mark.parametrize("steps", [1, 8, 50])
+def test_a_constant_x_prediction_is_reached_exactly(steps):
     scheduler = PixNerdScheduler(prediction_type="sample")
-    scheduler.set_timesteps(8)
+    scheduler.set_timesteps(steps)
     data, x = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4)
     for t in scheduler.timesteps:
         x = scheduler.step(data, t, x).prev_sample
@@ -166,6 +167,7 @@ def test_the_last_stochastic_step_is_plain_euler():
     [
         ({"solver": "heun"}, "solver: expected one of euler, adams, sde, sde_mean, sde_preserve, got 'heun'"),
         ({"solver_order": 5}, "solver_order: expected 1 to 4, got 5"),
+        ({"guidance_interval": (0.9, 0.1)}, "guidance_interval: expected"),
         ({"shift": 0.0}, "shift: expected a positive number, got 0.0"),
         ({"prediction_type": "epsilon"}, "prediction_type"),
     ],

@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 from pixnerd import PRESETS, PixNerdPipeline
 from pixnerd.checkpointing import Checkpoints
-from pixnerd.cli import run
+from pixnerd.cli import as_dict, run
 from pixnerd.data import load_images, to_float
 
 from .hub_stand_in import hub_stand_in
@@ -156,7 +156,7 @@ def test_configurations_take_two_steps_with_only_size_and_data_replaced(name, tm
 
 def test_the_demo_configuration_is_the_default():
     config = yaml.safe_load((PROJECT / "configs" / "demo.yaml").read_text())
-    default = train.plain(train.TrainConfig())
+    default = as_dict(train.TrainConfig())
     assert {key: default[key] for key in config} == config
 
 
@@ -165,11 +165,14 @@ def test_a_512_run_starts_from_the_weights_it_is_given(data, tmp_path):
     first = PixNerdPipeline.from_pretrained(tmp_path / "first").transformer
     config = train.TrainConfig(**options(data, tmp_path / "second", resolution=32, init_from=str(tmp_path / "first")))
     second = train.build_transformer(config, 3)
+    train.start_from(config, second)
     assert second.config.sample_size == 32
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    config.num_layers = 2
     with pytest.raises(ValueError, match="init_from: .* has another size or number of classes"):
-        train.build_transformer(config, 3)
+        train.start_from(config, train.build_transformer(config, 4))
+    config.prediction_type = "sample"
+    with pytest.raises(ValueError, match="init_from: .* predicts the velocity, prediction_type is sample"):
+        train.start_from(config, second)
 
 
 # Errors of the user
@@ -185,7 +188,7 @@ def test_a_512_run_starts_from_the_weights_it_is_given(data, tmp_path):
         ({"batch_size": 5, "gradient_accumulation": 2}, "batch_size: expected a multiple of processes x gradient_acc"),
         ({"resume": "no/such/checkpoint"}, "resume: expected latest or a folder step-"),
         ({"teacher": "nobody/nothing"}, "teacher: cannot load nobody/nothing"),
-        ({"init_from": "no/such/model"}, "no/such/model is no folder here, and no model that the Hub gives us"),
+        ({"init_from": "no/such/model"}, "no/such/model: no saved PixNerd in such a folder or Hub repository"),
         ({"push_to_hub": "true"}, "hub_model_id: expected user/name with push_to_hub"),
         ({"lr": 1e30, "steps": 50}, "loss: expected a finite number, got"),
     ],
@@ -238,7 +241,7 @@ def test_every_option_is_explained_in_the_help(capsys, monkeypatch):
 def test_a_nan_in_the_network_stops_the_run_before_a_checkpoint(data, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "to_float", lambda images: images.float() * float("nan"))
-        with pytest.raises(ValueError, match="got nan at step 0"):
+        with pytest.raises(ValueError, match="got nan at step 1"):
             call(options(data, tmp_path / "out"))
     assert not Checkpoints(tmp_path / "out" / "checkpoints").all()
 
@@ -306,6 +309,44 @@ def test_ctrl_c_under_accelerate_launch_saves_with_data_workers_too(data, tmp_pa
     os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to the whole group
     process.communicate(timeout=120)  # returns when the last of the group has closed stderr
     check_resumed(data, out, unbroken, tmp_path / "longer")
+
+
+def test_other_options_on_resuming_take_effect_and_are_named(data, tmp_path, capsys):
+    out = tmp_path / "out"
+    call(options(data, out, steps=2))
+    call(options(data, out, steps=4, resume="latest", lr=1e-5, weight_decay=0.1))
+    printed = capsys.readouterr().out
+    assert "changed since: lr 0.0003 -> 1e-05, weight_decay 0.0 -> 0.1" in printed
+    objective = train.Objective(train.build_transformer(train.TrainConfig(**options(data, out)), 3))
+    optimizer, ema = torch.optim.AdamW(objective.parameters()), train.EMA(objective.transformer)
+    checkpoints = Checkpoints(out / "checkpoints")
+    checkpoints.load(checkpoints.all()[-1], objective, optimizer, ema=ema)
+    assert optimizer.param_groups[0]["lr"] == 1e-5
+
+
+def test_going_on_from_an_older_checkpoint_removes_the_later_ones(data, tmp_path, unbroken):
+    out = tmp_path / "out"
+    call(options(data, out, keep_checkpoints=3))
+    call(options(data, out, steps=5, checkpoint_every=3, resume=str(out / "checkpoints" / "step-00000002")))
+    names = [p.name for p in Checkpoints(out / "checkpoints").all()]
+    assert names == ["step-00000003", "step-00000005"]
+    assert losses(out) == unbroken[:5]
+
+
+def test_parts_of_a_batch_have_its_loss_and_gradients(data, tmp_path):
+    call(options(data, tmp_path / "whole", steps=3, clip=1.0))
+    call(options(data, tmp_path / "parts", steps=3, clip=1.0, gradient_accumulation=4))
+    for a, b in zip(losses(tmp_path / "whole"), losses(tmp_path / "parts"), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+    a, b = (Checkpoints(tmp_path / name / "checkpoints").all()[-1] for name in ("whole", "parts"))
+    moments = []
+    for path in (a, b):
+        objective = train.Objective(train.build_transformer(train.TrainConfig(**options(data, tmp_path)), 3))
+        optimizer, ema = torch.optim.AdamW(objective.parameters()), train.EMA(objective.transformer)
+        Checkpoints(path.parent).load(path, objective, optimizer, ema=ema)
+        moments.append([optimizer.state[p]["exp_avg"] for p in objective.parameters()])
+    for one, four in zip(*moments, strict=True):
+        assert (one - four).abs().max() <= 1e-4 * one.abs().max().clamp(min=1e-6)
 
 
 def test_a_new_run_does_not_mix_with_the_checkpoints_of_an_earlier_one(data, tmp_path):
@@ -385,7 +426,7 @@ def test_two_processes_have_the_gradients_and_losses_of_one(data, tmp_path):
     keeper.write_text(KEEPS_GRADIENTS)
     launch = {
         "one": [sys.executable],
-        "two": [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29731"],
+        "two": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
     }
     for name, start in launch.items():
         values = options(data, tmp_path / name, steps=3, gradient_accumulation=2)
@@ -408,7 +449,7 @@ def test_two_processes_have_the_gradients_and_losses_of_one(data, tmp_path):
 
 
 def test_shards_are_saved_loaded_averaged_and_resumed(tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29732"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     finished = subprocess.run(
         [*launch, str(PROJECT / "tests" / "sharded_run.py"), str(tmp_path)],
         env=environment(),

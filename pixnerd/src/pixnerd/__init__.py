@@ -1,8 +1,9 @@
 """PixNerd: pixel neural field diffusion.
 
-Read in this order: `flow` (what is learned), `transformer` and `neural_field` (what learns it), `scheduler` and
-`pipeline` (how it samples); then, as needed, `embeddings`, `alignment`, `ema`, `data`, `openmoji`, `convert`,
-`remote_code`. `checkpointing` and `cli` are the plumbing of the scripts.
+Read in this order: `flow` and `objective` (what is learned), `layers`, `embeddings`, `transformer`, `neural_field` (what
+learns it), `scheduler` and `pipeline` (how it samples); then, as needed, `alignment` and `teacher` (losses on features),
+`ema`, `data`, `openmoji`, `sampling`, `pictures`, `convert`, `remote_code`, `card`. `checkpointing` and `cli` are the
+plumbing of the scripts.
 """
 
 from .pipeline import PixNerdPipeline

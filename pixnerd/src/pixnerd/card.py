@@ -26,10 +26,14 @@ Classes: {{ class_names }}.
 """
 
 
-def model_card(pipeline, dataset: str, steps: int, repository: str | None = None) -> ModelCard:
-    """A card with what a stranger needs: what it is, on what it was trained, under which terms, how to sample."""
+def model_card(pipeline, name: str, dataset: str, steps: int) -> ModelCard:
+    """A card with what a stranger needs: what it is, on what it was trained, under which terms, how to sample.
+
+    Args:
+        name: Hub repository or folder, from which the card's snippet loads.
+    """
     config = pipeline.transformer.config
-    names = list(pipeline.labels) or [str(n) for n in range(config.num_classes)]
+    names = list(pipeline.config.id2label.values()) or [str(n) for n in range(config.num_classes)]
     openmoji = dataset == "openmoji"
     data = ModelCardData(
         license="cc-by-sa-4.0" if openmoji else "other",
@@ -41,7 +45,7 @@ def model_card(pipeline, dataset: str, steps: int, repository: str | None = None
     return ModelCard.from_template(
         data,
         template_str=TEMPLATE,
-        name=repository or "pixnerd",
+        name=name,
         patch=config.patch_size,
         head="a neural field head" if config.head_type == "neural_field" else "a linear head",
         parameters=f"{sum(p.numel() for p in pipeline.transformer.parameters()):,}",

@@ -90,11 +90,15 @@ class Checkpoints:
             (partial / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
             for path in [*partial.rglob("*"), partial]:
                 _sync(path)
-            shutil.rmtree(final, ignore_errors=True)
+            replaced = self.folder / f".replaced-{final.name}"
+            if final.exists():
+                final.rename(replaced)
             partial.rename(final)
             _sync(self.folder)
-            for old in self.all()[: -self.keep]:
-                shutil.rmtree(old)
+            found = self.all()
+            later = [path for path in found if path.name > final.name]  # of the run that this one branched from
+            for old in [replaced, *later, *[path for path in found if path not in later][: -self.keep]]:
+                shutil.rmtree(old, ignore_errors=True)
         _barrier()
         return final
 
@@ -133,25 +137,32 @@ class _Training:
 
 
 class StopSignal:
-    """Notes SIGINT and SIGTERM so that the loop can save and leave; a second one kills at once."""
+    """Inside the `with`, SIGINT and SIGTERM are noted in `received`, so that the loop can save and leave.
+
+    A second Ctrl-C interrupts at once; further SIGTERMs are ignored, since launchers and schedulers send several.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
+
+    def __enter__(self) -> "StopSignal":
         self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
 
-    def _note(self, number: int, frame) -> None:
-        self.received = number
-        self.restore()
-
-    def restore(self) -> None:
-        """Put the previous handlers back."""
+    def __exit__(self, *error) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
+    def _note(self, number: int, frame) -> None:
+        if number == signal.SIGINT and self.received == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
+
 
 def ignore_interrupt(worker: int) -> None:
-    """For `worker_init_fn`: Ctrl-C reaches data workers too, and they are needed until the checkpoint is written."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """For `worker_init_fn`: a signal to the process group must not end the data workers before the run has saved."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def random_state() -> dict[str, Any]:

@@ -39,8 +39,20 @@ def run(main: Callable[[Any], None], config_class: type) -> None:
         sys.exit(2)
 
 
+def as_dict(config: Any) -> dict[str, Any]:
+    """The options as plain values that JSON and YAML hold."""
+    options = dataclasses.asdict(config)
+    return {
+        key: str(v) if isinstance(v, Path) else list(v) if isinstance(v, tuple) else v for key, v in options.items()
+    }
+
+
 def save_config(config: Any, file: Path) -> None:
     """Write the options in effect as YAML that `--config` reads."""
-    plain = {key: str(value) if isinstance(value, Path) else value for key, value in dataclasses.asdict(config).items()}
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
+    file.write_text(yaml.safe_dump(as_dict(config), sort_keys=False), encoding="utf-8")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

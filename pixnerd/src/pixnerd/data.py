@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from . import openmoji
+from .cli import first_line
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
@@ -149,17 +150,16 @@ def _folder(folder: Path, resolution: int, split: str) -> LabelledImages:
     if has_splits and not inside:
         raise OSError(f"dataset: {folder} has a train folder, but none of test, val, validation")
     root = inside[0] if has_splits else folder
-    paths = sorted(p for p in root.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
-    if not paths:
-        raise OSError(
-            f"dataset: no image in {root} (looked for {', '.join(sorted(IMAGE_SUFFIXES))}, in subfolders too)"
-        )
-    below = [p.relative_to(root).parts for p in paths]
-    if any(len(parts) == 1 for parts in below):
-        class_names, labels = [folder.name], [0] * len(paths)
-    else:
-        class_names = sorted({parts[0] for parts in below})
-        labels = [class_names.index(parts[0]) for parts in below]
+    paths = _images_below(root)
+    classes = sorted({_class_folder(p, root) for p in paths})
+    if has_splits:  # ids are those of the training classes, also where the test part lacks some
+        classes = sorted({_class_folder(p, folder / "train") for p in _images_below(folder / "train")})
+    if "" in classes and len(classes) > 1:
+        raise ValueError(f"dataset: {root} has images beside its class folders; move them into folders of their own")
+    if unknown := {_class_folder(p, root) for p in paths} - set(classes):
+        raise ValueError(f"dataset: {root} has a class {min(unknown)!r} that the train folder lacks")
+    class_names = [name or folder.name for name in classes]
+    labels = [classes.index(_class_folder(p, root)) for p in paths]
     if not has_splits:
         chosen = [_in_test(str(p.relative_to(root))) == (split == "test") for p in paths]
         paths = [p for p, c in zip(paths, chosen, strict=True) if c]
@@ -167,6 +167,20 @@ def _folder(folder: Path, resolution: int, split: str) -> LabelledImages:
         if not paths:
             raise ValueError(f"dataset: too few images in {root} to have a {split} part; make train and test folders")
     return LabelledImages(paths, labels, class_names, resolution)
+
+
+def _images_below(root: Path) -> list[Path]:
+    paths = sorted(p for p in root.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
+    if not paths:
+        suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
+        raise OSError(f"dataset: no image in {root} (looked for {suffixes}, in subfolders too)")
+    return paths
+
+
+def _class_folder(path: Path, root: Path) -> str:
+    """Name of the class folder of an image; empty where it lies in none."""
+    parts = path.relative_to(root).parts
+    return parts[0] if len(parts) > 1 else ""
 
 
 def captions(dataset: LabelledImages) -> list[str | None]:
@@ -191,6 +205,8 @@ def _arrays(path: Path, resolution: int, split: str) -> LabelledImages:
         if len(bad):
             raise ValueError(f"images: expected uint8, or finite floats in [0, 1]; item {bad[0]} of {path} is not")
         images = np.round(images * 255).astype(np.uint8)
+    if len(labels) != len(images):
+        raise ValueError(f"labels: expected {len(images)}, one an image, got {len(labels)} in {path}")
     names = names or [str(n) for n in range(int(labels.max()) + 1)]
     chosen = np.array([_in_test(str(i)) for i in range(len(images))]) == (split == "test")
     return LabelledImages(images[chosen], labels[chosen], names, resolution)
@@ -221,9 +237,7 @@ def _hub(name: str, resolution: int, split: str) -> LabelledImages:
     try:
         splits = datasets.load_dataset(name)
     except Exception as error:  # network, access and layout each raise their own kinds
-        raise OSError(
-            f"dataset: cannot load hf:{name} ({type(error).__name__}: {str(error).splitlines()[0]})"
-        ) from error
+        raise OSError(f"dataset: cannot load hf:{name} ({type(error).__name__}: {first_line(error)})") from error
     wanted = ["train"] if split == "train" else ["validation", "valid", "val", "test"]
     found = next((s for s in wanted if s in splits), None)
     if found is None:
@@ -287,11 +301,12 @@ class StepSampler(Sampler[list[int]]):
 
 def _by_class_and_group(labels: np.ndarray, groups: np.ndarray) -> list[list[np.ndarray]]:
     """Item numbers by class, then by group; classes without items are left out."""
-    tree = []
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        tree.append([members[groups[members] == group] for group in np.unique(groups[members])])
-    return tree
+
+    def split(items: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:
+        return np.split(items, np.flatnonzero(np.diff(keys[items])) + 1)
+
+    by_class = np.lexsort((groups, labels))  # in a class by group, in a group by number
+    return [split(members, groups) for members in split(by_class, labels)]
 
 
 def places_of(batch_size: int, processes: int, rank: int, accumulation: int) -> list[range]:

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor, nn
 
+from .layers import at_least_float32
 
-def at_least_float32(x: Tensor) -> Tensor:
-    """`x` in float32, or in float64 if it is float64 (norms, rotations and tables are never computed in bfloat16)."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+TIME_FEATURES = 256
+ROTARY_EXTENT = 16.0
 
 
-def time_features(t: Tensor, dim: int = 256, max_period: float = 10.0) -> Tensor:
+def time_features(t: Tensor, dim: int = TIME_FEATURES, max_period: float = 10.0) -> Tensor:
     """Cosines, then sines, of the raw time at `dim / 2` frequencies (official code: the period is 10, t is not scaled).
 
     Args:
@@ -27,23 +27,20 @@ def time_features(t: Tensor, dim: int = 256, max_period: float = 10.0) -> Tensor
 class TimeEmbedding(nn.Module):
     """Time features through a two-layer perceptron: (batch,) → (batch, dim)."""
 
-    def __init__(self, dim: int, features: int = 256) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.features = features
-        self.mlp = nn.Sequential(nn.Linear(features, dim), nn.SiLU(), nn.Linear(dim, dim))
+        self.mlp = nn.Sequential(nn.Linear(TIME_FEATURES, dim), nn.SiLU(), nn.Linear(dim, dim))
         for layer in (self.mlp[0], self.mlp[2]):
             nn.init.normal_(layer.weight, std=0.02)
 
     def forward(self, t: Tensor) -> Tensor:
-        return self.mlp(time_features(t, self.features).to(self.mlp[0].weight.dtype))
+        return self.mlp(time_features(t).to(self.mlp[0].weight.dtype))
 
 
-def rotary_angles(
-    height: int, width: int, head_dim: int, *, extent: float = 16.0, device=None, dtype=torch.float32
-) -> Tensor:
+def rotary_angles(height: int, width: int, head_dim: int, *, device=None, dtype=torch.float32) -> Tensor:
     """Angles of the two-dimensional rotary embedding for a grid of `height` x `width` tokens.
 
-    Both axes span 0..`extent`, end point included, whatever the grid (official code): a finer grid takes smaller
+    Both axes span 0..16, end point included, whatever the grid (official code): a finer grid takes smaller
     steps. Pair 2m of a head turns with the column, pair 2m + 1 with the row, both at frequency 10000^(-4m / head_dim).
 
     Returns:
@@ -51,8 +48,8 @@ def rotary_angles(
     """
     options = {"device": device, "dtype": dtype}
     frequencies = 10000.0 ** (-torch.arange(0, head_dim, 4, **options) / head_dim)
-    row = torch.linspace(0, extent, height, **options)[:, None, None] * frequencies  # (height, 1, head_dim / 4)
-    column = torch.linspace(0, extent, width, **options)[None, :, None] * frequencies  # (1, width, head_dim / 4)
+    row = torch.linspace(0, ROTARY_EXTENT, height, **options)[:, None, None] * frequencies  # (height, 1, head_dim / 4)
+    column = torch.linspace(0, ROTARY_EXTENT, width, **options)[None, :, None] * frequencies  # (1, width, head_dim / 4)
     angles = torch.stack(torch.broadcast_tensors(column, row), dim=-1)  # (height, width, head_dim / 4, 2)
     return angles.reshape(height * width, head_dim // 2)
 

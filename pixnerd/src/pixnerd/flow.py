@@ -21,7 +21,7 @@ def shift_time(t: Tensor, shift: float) -> Tensor:
 
 
 def lognormal_time(normal: Tensor, shift: float = 1.0) -> Tensor:
-    """Times of standard normal draws: their sigmoid, then the shift."""
+    """Times of standard normal draws: their sigmoid (logit-normal, "lognorm" in the official code), then the shift."""
     return shift_time(normal.sigmoid(), shift)
 
 
@@ -37,7 +37,7 @@ LOSS_WEIGHTS = {
 
 
 def velocity_from_sample(sample: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
-    """Velocity of a predicted clean image: (x̂ − x_t) / (1 − t), with 1 − t kept from zero."""
+    """Velocity of a predicted clean image: (x̂ − x_t) / max(1 − t, 0.05), as JiT bounds it in its loss."""
     return (sample - x_t) / (1 - _like(t, x_t)).clamp(min=T_EPS)
 
 
@@ -52,7 +52,7 @@ def velocity_loss(prediction: Tensor, x: Tensor, noise: Tensor, t: Tensor, predi
         prediction_type: `"velocity"`, or `"sample"` for an x-prediction measured by its velocity, as in JiT.
 
     Returns:
-        Mean squared error, (batch,), float32.
+        Mean squared error, (batch,).
     """
     if prediction_type == "sample":
         x_t = interpolate(x, noise, t)
@@ -66,7 +66,7 @@ def velocity_loss(prediction: Tensor, x: Tensor, noise: Tensor, t: Tensor, predi
 
 def sample_generator(seed: int, step: int, place: int, device: torch.device) -> torch.Generator:
     """A generator of its own for the sample at `place` of the global batch of `step`, on any number of processes."""
-    digest = hashlib.blake2b(f"{seed}/{step}/{place}".encode(), digest_size=4).digest()
+    digest = hashlib.blake2b(f"{seed}/{step}/{place}".encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
 
 
@@ -81,7 +81,8 @@ def draw(
         time: `"lognormal"` or `"uniform"`.
 
     Returns:
-        `drop` and `flip`, uniform (batch,); `t`, unshifted (batch,); `noise`, standard normal (batch, *shape).
+        `drop` and `flip`, uniform in [0, 1), to be compared with a rate, (batch,); `t`, unshifted (batch,); `noise`,
+        standard normal (batch, *shape).
     """
     if time not in ("lognormal", "uniform"):
         raise ValueError(f'time: expected "lognormal" or "uniform", got {time!r}')

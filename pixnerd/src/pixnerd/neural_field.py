@@ -1,43 +1,20 @@
 """The head of PixNerd: every token writes the weights of a small MLP that maps (coordinate, noisy pixel) to velocity.
 
-Also the baseline that it is compared with, one linear layer a token, and what both need of patches and norms.
+Also the baseline that it is compared with: one linear layer a token.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .embeddings import at_least_float32
+from .layers import RMSNorm, at_least_float32, patchify, unpatchify
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square norm with a learned scale, in float32, cast back before the scale (official code, eps 1e-6)."""
-
-    def __init__(self, dim: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = at_least_float32(x)
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return normed.to(x.dtype) * self.weight
-
-
-def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
-    """(batch, channels, height, width) → (batch, patches, channels, pixels of a patch), both row-major."""
-    batch, channels, height, width = images.shape
-    ph, pw = patch
-    x = images.reshape(batch, channels, height // ph, ph, width // pw, pw)
-    return x.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels, ph * pw)
-
-
-def unpatchify(patches: Tensor, patch: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """The inverse of `patchify` for images of `size` (height, width)."""
-    (ph, pw), (height, width) = patch, size
-    batch, _, channels, _ = patches.shape
-    x = patches.reshape(batch, height // ph, width // pw, channels, ph, pw)
-    return x.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, height, width)
+def call(module: nn.Module, *inputs: Tensor) -> Tensor:
+    """Run a block as it is; gradient checkpointing passes another function of this form."""
+    return module(*inputs)
 
 
 def dct_code(height: int, width: int, frequencies: int = 8, *, device=None, dtype=torch.float32) -> Tensor:
@@ -108,12 +85,12 @@ class NeuralFieldHead(nn.Module):
         nn.init.zeros_(self.proj.weight)
         nn.init.zeros_(self.proj.bias)
 
-    def forward(self, images: Tensor, condition: Tensor, patch: tuple[int, int]) -> Tensor:
+    def forward(self, images: Tensor, condition: Tensor, patch: tuple[int, int], run: Callable = call) -> Tensor:
         """Args: images (batch, channels, height, width); condition (batch, patches, dim); patch (height, width)."""
         pixels = patchify(images, patch).transpose(-1, -2)  # (batch, patches, pixels, channels)
         z = self.embed(pixels, patch)
         for block in self.blocks:
-            z = block(z, condition)
+            z = run(block, z, condition)
         out = self.proj(self.norm(z))
         return unpatchify(out.transpose(-1, -2), patch, images.shape[-2:])
 

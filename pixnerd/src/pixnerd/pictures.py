@@ -1,10 +1,7 @@
 """Sheets of images."""
 
-import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
-
-from .pipeline import to_bytes
 
 
 def grid(
@@ -13,14 +10,12 @@ def grid(
     """Images side by side, row by row, on white.
 
     Args:
-        images: (items, 3, height, width) in [-1, 1], or uint8.
+        images: (items, 3, height, width), uint8.
         columns: images a row.
         scale: whole factor by which small images are enlarged, pixel by pixel.
         gap: pixels between images.
         row_names: written before each row.
     """
-    if images.dtype != torch.uint8:
-        images = to_bytes(images)
     height, width = (side * scale for side in images.shape[-2:])
     rows = -(-len(images) // columns)
     margin = 8 + max(7 * len(name) for name in row_names) if row_names else 0

@@ -10,8 +10,6 @@ from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from .flow import velocity_from_sample
-
 SOLVERS = ("euler", "adams", "sde", "sde_mean", "sde_preserve")
 
 
@@ -39,10 +37,11 @@ def adams_coefficients(times: list[float], order: int) -> list[float]:
 
 
 class PixNerdScheduler(SchedulerMixin, ConfigMixin):
-    """Integrates dx = v dt from t = 0 (noise) to t = 1 (data); note that other libraries count the other way.
+    """Integrates dx = v dt from t = 0 (noise) to t = 1 (data).
 
-    The grid is linspace(0, 1 − 1/N, N) and 1, then shifted. The state stays in float32 whatever the network's dtype,
-    and the coefficients are Python floats, so nothing is float64 on the device.
+    diffusers' flow-matching schedulers count time the other way and in thousandths: they cannot take its place. The
+    grid is linspace(0, 1 − 1/N, N) and 1, then shifted. The state is at least float32 whatever the network's dtype,
+    and the coefficients are Python floats, so nothing becomes float64 on the device.
 
     Args:
         solver: `"euler"`; `"adams"`, multistep of `solver_order`; or one of the stochastic steps `"sde"`, `"sde_mean"`,
@@ -52,6 +51,8 @@ class PixNerdScheduler(SchedulerMixin, ConfigMixin):
         guidance_interval: guidance acts at times strictly inside; so the step at t = 0 is never guided.
         prediction_type: `"velocity"` or `"sample"`, what the network was trained to predict.
     """
+
+    order = 1  # evaluations a step, in diffusers' sense
 
     @register_to_config
     def __init__(
@@ -70,8 +71,9 @@ class PixNerdScheduler(SchedulerMixin, ConfigMixin):
             raise ValueError(f"shift: expected a positive number, got {shift}")
         if prediction_type not in ("velocity", "sample"):
             raise ValueError(f'prediction_type: expected "velocity" or "sample", got {prediction_type!r}')
+        if not guidance_interval[0] <= guidance_interval[1]:
+            raise ValueError(f"guidance_interval: expected (low, high), got {tuple(guidance_interval)}")
         self.timesteps: Tensor | None = None
-        self.init_noise_sigma = 1.0
 
     def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
         """Lay the grid and forget the history. `timesteps` are the N times at which the network is asked, float32."""
@@ -89,9 +91,6 @@ class PixNerdScheduler(SchedulerMixin, ConfigMixin):
         """Whether guidance acts at this time. Compared in float32, where a grid point on a limit equals it."""
         low, high = interval or self.config.guidance_interval
         return bool(np.float32(low) < np.float32(float(timestep)) < np.float32(high))
-
-    def scale_model_input(self, sample: Tensor, timestep: float | Tensor | None = None) -> Tensor:
-        return sample
 
     def step(
         self,
@@ -124,7 +123,7 @@ class PixNerdScheduler(SchedulerMixin, ConfigMixin):
         wide = torch.promote_types(sample.dtype, torch.float32)
         x, v = sample.to(wide), model_output.to(wide)
         if self.config.prediction_type == "sample":
-            v = velocity_from_sample(v, x, torch.full((len(x),), t, dtype=wide, device=x.device))
+            v = (v - x) / (1 - t)  # t < 1 at the start of every step, and the last one lands on the prediction
 
         if self.config.solver == "adams":
             self._velocities = [v, *self._velocities][: self.config.solver_order]  # newest first, after guidance

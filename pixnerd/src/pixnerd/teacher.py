@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from .alignment import teacher_input
+from .cli import first_line
 
 
 class Teacher(nn.Module):
@@ -26,7 +27,7 @@ class Teacher(nn.Module):
         try:
             self.model = AutoModel.from_pretrained(name).eval().requires_grad_(False)
         except Exception as error:
-            raise OSError(f"teacher: cannot load {name} ({str(error).splitlines()[0]})") from error
+            raise OSError(f"teacher: cannot load {name} ({first_line(error)})") from error
         self.patch_size, self.dim = patch_size, self.model.config.hidden_size
 
     @torch.no_grad()

@@ -9,8 +9,9 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.utils import BaseOutput
 from torch import Tensor, nn
 
-from .embeddings import TimeEmbedding, at_least_float32, rotary_angles, rotate
-from .neural_field import LinearHead, NeuralFieldHead, RMSNorm, patchify
+from .embeddings import TimeEmbedding, rotary_angles, rotate
+from .layers import RMSNorm, at_least_float32, patchify
+from .neural_field import LinearHead, NeuralFieldHead, call
 
 
 class Attention(nn.Module):
@@ -151,7 +152,7 @@ class PixNerdTransformer2DModel(ModelMixin, ConfigMixin):
         feature_layer: int | None = None,
         return_dict: bool = True,
     ) -> PixNerdOutput | tuple[Tensor, Tensor | None]:
-        """Predict the velocity.
+        """Predict the velocity, or the clean image where the network was trained to.
 
         Args:
             hidden_states: noisy images x_t, (batch, channels, height, width).
@@ -178,7 +179,8 @@ class PixNerdTransformer2DModel(ModelMixin, ConfigMixin):
         if self.config.head_type == "linear":
             sample = self.head(h, condition, patch, size)
         else:
-            sample = self.head(hidden_states, F.silu(time + h), patch)  # the time enters once more (official code)
+            # the time enters once more (official code)
+            sample = self.head(hidden_states, F.silu(time + h), patch, self._run)
         return PixNerdOutput(sample, features) if return_dict else (sample, features)
 
     def encode(
@@ -199,13 +201,15 @@ class PixNerdTransformer2DModel(ModelMixin, ConfigMixin):
         condition = F.silu(time + self.class_embed(class_labels)[:, None])
         features = None
         for number, block in enumerate(self.blocks, start=1):
-            if self.gradient_checkpointing and torch.is_grad_enabled():
-                h = self._gradient_checkpointing_func(block, h, condition, angles)
-            else:
-                h = block(h, condition, angles)
+            h = self._run(block, h, condition, angles)
             if number == feature_layer:
                 features = h
         return h, time, condition, features
+
+    def _run(self, block: nn.Module, *inputs: Tensor) -> Tensor:
+        """A block, recomputed in the backward pass if gradient checkpointing is on."""
+        checkpointing = self.gradient_checkpointing and torch.is_grad_enabled()
+        return (self._gradient_checkpointing_func if checkpointing else call)(block, *inputs)
 
     def _decoder_patch(self, images: Tensor, encoder_size: tuple[int, int]) -> tuple[int, int]:
         """(height, width) of a patch of the full image: as many patches as the transformer has tokens."""
@@ -213,8 +217,10 @@ class PixNerdTransformer2DModel(ModelMixin, ConfigMixin):
         if images.ndim != 4 or images.shape[1] != channels:
             raise ValueError(f"hidden_states: expected (batch, {channels}, height, width), got {tuple(images.shape)}")
         patch = []
+        own = tuple(images.shape[-2:]) == encoder_size
         for name, full, encoded in zip(("height", "width"), images.shape[-2:], encoder_size, strict=True):
-            if encoded % p:
+            if encoded < p or encoded % p:
+                name = name if own else f"encoder_size, {name}"
                 raise ValueError(f"{name}: expected a multiple of the patch size {p}, got {encoded}")
             if full % (encoded // p):
                 raise ValueError(f"{name}: expected a multiple of its {encoded // p} patches, got {full}")
