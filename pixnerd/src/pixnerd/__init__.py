@@ -1,7 +1,7 @@
 """PixNerd: pixel neural field diffusion.
 
-Read in this order: `flow` and `objective` (what is learned), `layers`, `embeddings`, `transformer`, `neural_field` (what
-learns it), `scheduler` and `pipeline` (how it samples); then, as needed, `alignment` and `teacher` (losses on features),
+Read in this order: `flow`, `objective` (what is learned); `layers`, `embeddings`, `transformer`, `neural_field` (what
+learns it); `scheduler`, `pipeline` (how it samples). Then, as needed, `alignment` and `teacher` (losses on features),
 `ema`, `data`, `openmoji`, `sampling`, `pictures`, `convert`, `remote_code`, `card`. `checkpointing` and `cli` are the
 plumbing of the scripts.
 """
