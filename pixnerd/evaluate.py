@@ -50,7 +50,7 @@ class EvaluateConfig:
     solver: Literal["euler", "adams"] = "adams"
     """How a step is taken; adams is of order 2."""
     guidance: float = 2.0
-    """Guidance scale; 1 for none."""
+    """Guidance scale; 1 for none (paper: 3.5)."""
     guidance_interval: tuple[float, float] = (0.1, 1.0)
     """Times strictly between which guidance acts."""
     batch_size: int = 64

@@ -30,7 +30,7 @@ class SampleConfig:
     """Order of adams, 1 to 4, if not as saved: 2."""
     shift: float | None = None
     """Time shift of the grid, if not as saved (paper: 1 for class-conditional models)."""
-    guidance: float = 3.5
+    guidance: float = 2.0
     """Guidance scale; 1 for none (paper: 3.5)."""
     guidance_interval: tuple[float, float] | None = None
     """Times strictly between which guidance acts, if not as saved: 0.1, 1 (the paper's)."""

@@ -140,7 +140,14 @@ def test_configurations_take_two_steps_with_only_size_and_data_replaced(name, tm
         small["teacher"] = str(teacher)
     if "init_from" in config:
         np.savez(tmp_path / "256.npz", images=np.zeros((30, 256, 256, 3), np.uint8), labels=np.arange(30) % 2)
-        before = small | dict(dataset=str(tmp_path / "256.npz"), resolution=256, batch_size=1, steps=1, preview_every=0)
+        before = small | dict(
+            prediction_type="velocity",
+            dataset=str(tmp_path / "256.npz"),
+            resolution=256,
+            batch_size=1,
+            steps=1,
+            preview_every=0,
+        )
         call(before | dict(output_dir=str(tmp_path / "before")))
         small["init_from"] = str(tmp_path / "before")
     arguments = ["--config", str(PROJECT / "configs" / f"{name}.yaml"), *command(small)]
@@ -170,8 +177,8 @@ def test_a_512_run_starts_from_the_weights_it_is_given(data, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     with pytest.raises(ValueError, match="init_from: .* has another size or number of classes"):
         train.start_from(config, train.build_transformer(config, 4))
-    config.prediction_type = "sample"
-    with pytest.raises(ValueError, match="init_from: .* predicts the velocity, prediction_type is sample"):
+    config.prediction_type = "velocity"
+    with pytest.raises(ValueError, match="init_from: .* predicts the sample, prediction_type is velocity"):
         train.start_from(config, second)
 
 
@@ -316,7 +323,7 @@ def test_other_options_on_resuming_take_effect_and_are_named(data, tmp_path, cap
     call(options(data, out, steps=2))
     call(options(data, out, steps=4, resume="latest", lr=1e-5, weight_decay=0.1))
     printed = capsys.readouterr().out
-    assert "changed since: lr 0.0003 -> 1e-05, weight_decay 0.0 -> 0.1" in printed
+    assert "changed since: lr 0.001 -> 1e-05, weight_decay 0.0 -> 0.1" in printed
     objective = train.Objective(train.build_transformer(train.TrainConfig(**options(data, out)), 3))
     optimizer, ema = torch.optim.AdamW(objective.parameters()), train.EMA(objective.transformer)
     checkpoints = Checkpoints(out / "checkpoints")
@@ -567,7 +574,7 @@ def test_evaluating_from_the_command_line(data, tmp_path, monkeypatch, capsys):
 def test_the_held_out_loss_is_the_mean_square_of_the_velocity_error(data, tmp_path):
     pytest.importorskip("iclr26_tools")
     evaluate = script("evaluate")
-    call(options(data, tmp_path / "out", steps=1))
+    call(options(data, tmp_path / "out", steps=1, prediction_type="velocity"))
     pipeline = PixNerdPipeline.from_pretrained(tmp_path / "out")
     torch.nn.init.zeros_(pipeline.transformer.head.proj.weight)
     torch.nn.init.zeros_(pipeline.transformer.head.proj.bias)
