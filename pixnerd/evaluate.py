@@ -131,8 +131,8 @@ def main(config: EvaluateConfig) -> None:
         [f"KID to held-out images ({extractor.name})", interval(kid["distance"]), interval(kid["floor"])],
         ["precision", fake.precision, ceiling.precision],
         ["recall", fake.recall, ceiling.recall],
-        ["classifier agrees with the class asked for", agreed.share, probe.accuracy],
-        ["the same, by chance", agreed.chance_uniform, probe.chance],
+        ["a classifier of real images gives the class asked for", agreed.share, probe.accuracy],
+        ["the same, by chance (any class; the most frequent)", agreed.chance_uniform, probe.chance],
         ["held-out velocity loss", loss, None],
     ]
     for name, samples_value, real_value in rows:

@@ -564,7 +564,7 @@ def test_evaluating_from_the_command_line(data, tmp_path, monkeypatch, capsys):
     assert report["classifier_accuracy"]["value"] > 0.2
     assert (out / "evaluation.png").stat().st_size > 1000
     printed = capsys.readouterr().out
-    assert "classifier agrees with the class asked for" in printed
+    assert "a classifier of real images gives the class asked for" in printed
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments, "--dataset", str(data)])
     with pytest.raises(SystemExit):
         run(evaluate.main, evaluate.EvaluateConfig)
