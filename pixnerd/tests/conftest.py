@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pixnerd import PixNerdTransformer2DModel
 
@@ -23,6 +24,16 @@ def random_transformer(seed: int = 0, **options) -> PixNerdTransformer2DModel:
         for p in transformer.parameters():
             p.add_(0.1 * torch.randn(p.shape, generator=generator))
     return transformer.eval()
+
+
+class NoFloat64(TorchDispatchMode):
+    """Fails on any operation that makes a float64 tensor: some devices have none."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            assert not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float64, f"{func} made float64"
+        return out
 
 
 @pytest.fixture

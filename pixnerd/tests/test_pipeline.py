@@ -16,7 +16,7 @@ from pixnerd.pipeline import to_bytes
 from pixnerd.remote_code import bundle
 from pixnerd.sampling import sample_many
 
-from .conftest import random_transformer
+from .conftest import NoFloat64, random_transformer
 
 NAMES = {0: "tench, Tinca tinca", 1: "goldfish", 2: "shark", 3: "ray", 4: "cock"}
 
@@ -94,6 +94,13 @@ def test_the_state_is_float32_under_a_bfloat16_network(pipeline):
     out = sample(pipeline, [0], callback_on_step_end=keep)
     assert {state.dtype for state in [*states, out]} == {torch.float32}
     assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("solver", ["euler", "adams", "sde"])
+def test_sampling_makes_no_float64(pipeline, solver):
+    pipeline.scheduler = PixNerdScheduler(solver=solver, shift=2.0, prediction_type="sample")
+    with NoFloat64():
+        sample(pipeline, [0, "shark"], height=32, width=32, encoder_size=16)
 
 
 def test_pictures_in_four_forms(pipeline):

@@ -18,6 +18,7 @@ from pixnerd.checkpointing import Checkpoints
 from pixnerd.cli import as_dict, run
 from pixnerd.data import load_images, to_float
 
+from .conftest import NoFloat64, random_transformer
 from .hub_stand_in import hub_stand_in
 
 PROJECT = Path(__file__).parents[1]
@@ -39,7 +40,9 @@ train = script("train")
 
 
 @pytest.fixture(autouse=True)
-def fresh_accelerate():
+def on_the_cpu(monkeypatch):
+    """Also where there is a GPU: some tests compare with another process to the last digit."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     yield
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
@@ -99,6 +102,25 @@ def test_a_run_leaves_a_model_its_options_a_card_and_a_log(data, tmp_path):
     saved = yaml.safe_load((out / "training.yaml").read_text())
     assert saved["hidden_size"] == 24 and saved["flip"] is True
     assert "a, b, c" in (out / "README.md").read_text()
+
+
+def test_training_makes_no_float64(data, tmp_path):
+    values = options(data, tmp_path / "out", steps=2, time="uniform", shift=2.0, loss_weight="snr", clip=1.0)
+    with NoFloat64():
+        call(values | dict(prediction_type="velocity", dispersive_weight=0.5, feature_layer=1, preview_every=2))
+
+
+@pytest.mark.parametrize("name", ["multi_gpu", "fsdp"])
+def test_the_launch_configurations_are_accelerates(name):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = load_config_from_file(str(PROJECT / "configs" / "accelerate" / f"{name}.yaml"))
+    assert config.num_processes == 8 and config.mixed_precision == "bf16"
+    assert str(config.distributed_type.value) == ("FSDP" if name == "fsdp" else "MULTI_GPU")
+    if name == "fsdp":
+        wrapped = config.fsdp_config["fsdp_transformer_layer_cls_to_wrap"].split(",")
+        assert set(wrapped) <= {type(module).__name__ for module in random_transformer().modules()}
+        assert wrapped == random_transformer()._no_split_modules
 
 
 def test_the_saved_model_is_the_average_and_not_the_last_weights(data, tmp_path):
