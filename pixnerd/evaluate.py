@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +18,7 @@ from iclr26_tools.probe import agreement, fit_probe, nearest_neighbours
 from iclr26_tools.results import environment, save, table
 from iclr26_tools.statistics import Interval, bootstrap_interval
 from pixnerd import PixNerdPipeline, PixNerdScheduler
-from pixnerd.cli import run
+from pixnerd.cli import as_dict, run
 from pixnerd.data import LabelledImages, load_images, to_float
 from pixnerd.flow import draw, interpolate, velocity_loss
 from pixnerd.pictures import beside, grid
@@ -85,7 +85,8 @@ def main(config: EvaluateConfig) -> None:
 
     # Images: what the model was not trained on, as many samples of the same classes, samples of all classes alike
     rng = np.random.default_rng(config.seed)
-    held_out, train = (subset(d, n, rng) for d, n in ((held_out, config.images), (train, config.train_images)))
+    held_out = held_out.subset(np.sort(rng.permutation(len(held_out))[: config.images]))
+    train = train.subset(np.sort(rng.permutation(len(train))[: config.train_images]))
     requests = [number % classes for number in range(config.probe_images)]
     wanted = [*held_out.labels.tolist(), *requests]
     options = {"num_inference_steps": config.steps, "guidance_scale": config.guidance}
@@ -102,12 +103,7 @@ def main(config: EvaluateConfig) -> None:
     kid = kernel_distance_report(like_f, real_f, known_f[floor], extractor.name, seed=config.seed)
     fake, ceiling = precision_recall(like_f, real_f), precision_recall(known_f[floor], real_f)
     loss = held_out_loss(pipeline, held_out, config, device)
-
-    # A classifier of real images, one of each group of variants, and what it makes of the samples
-    one = np.unique(np.concatenate([train.groups, held_out.groups + train.groups.max() + 1]), return_index=True)[1]
-    features, labels = torch.cat([known_f, real_f])[one], np.concatenate([train.labels, held_out.labels])[one]
-    probe = fit_probe(features, labels, seed=config.seed)
-    agreed = agreement(probe, alike_f, requests)
+    classified, agreement_rows = classify(train, held_out, torch.cat([known_f, real_f]), alike_f, requests, config.seed)
 
     seconds = time.monotonic() - start
     report = {
@@ -116,10 +112,9 @@ def main(config: EvaluateConfig) -> None:
         "kid": kid,
         "precision_recall": {"samples": fake, "real": ceiling},
         "held_out_velocity_loss": loss.as_dict(),
-        "classifier_accuracy": asdict(probe.accuracy),
-        "agreement": agreed.as_dict(),
+        **classified,
         "seconds": seconds,
-        "config": {key: str(value) for key, value in asdict(config).items()},
+        "config": as_dict(config),
     }
     folder = config.output or (Path(config.model) if Path(config.model).is_dir() else Path("outputs"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -131,8 +126,7 @@ def main(config: EvaluateConfig) -> None:
         [f"KID to held-out images ({extractor.name})", interval(kid["distance"]), interval(kid["floor"])],
         ["precision", fake.precision, ceiling.precision],
         ["recall", fake.recall, ceiling.recall],
-        ["a classifier of real images gives the class asked for", agreed.share, probe.accuracy],
-        ["the same, by chance (any class; the most frequent)", agreed.chance_uniform, probe.chance],
+        *agreement_rows,
         ["held-out velocity loss", loss, None],
     ]
     for name, samples_value, real_value in rows:
@@ -142,11 +136,28 @@ def main(config: EvaluateConfig) -> None:
         record(config, training, rows, seconds, picture, len(held_out))
 
 
-def subset(data: LabelledImages, most: int, rng: np.random.Generator) -> LabelledImages:
-    """At most so many items of a data set, at random."""
-    keep = np.sort(rng.permutation(len(data))[:most])
-    images = data.images[keep] if isinstance(data.images, np.ndarray) else [data.images[int(i)] for i in keep]
-    return LabelledImages(images, data.labels[keep], data.class_names, data.resolution, data.groups[keep])
+def classify(
+    train: LabelledImages, held_out: LabelledImages, real: Tensor, samples: Tensor, requests: list[int], seed: int
+) -> tuple[dict, list]:
+    """What a classifier of real images, one of each group of variants, makes of the samples: report and table rows.
+
+    Args:
+        real, samples: features of the training and held-out images, and of samples of `requests`.
+    """
+    groups = np.concatenate([train.groups, held_out.groups + train.groups.max() + 1])
+    labels = np.concatenate([train.labels, held_out.labels])
+    one = np.unique(groups, return_index=True)[1]
+    try:
+        probe = fit_probe(real[one], labels[one], seed=seed)
+        agreed = agreement(probe, samples, requests)
+    except ValueError as error:  # one class, or too few images of some
+        print(f"no classifier: {error}")
+        return {}, []
+    rows = [
+        ["a classifier of real images gives the class asked for", agreed.share, probe.accuracy],
+        ["the same, by chance (any class; the most frequent)", agreed.chance_uniform, probe.chance],
+    ]
+    return {"classifier_accuracy": probe.accuracy.as_dict(), "agreement": agreed.as_dict()}, rows
 
 
 def matching(labels: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -178,7 +189,7 @@ def held_out_loss(pipeline: PixNerdPipeline, data: LabelledImages, config: Evalu
 
 def sheet(data: LabelledImages, samples: Tensor, requests: list[int], known: Tensor) -> Image.Image:
     """Samples, a row for each class, and beside them two of each with the training image nearest to it in pixels."""
-    shown = min(12, len(data.class_names))
+    shown = min(12, len(data.class_names), len(requests))
     by_class = [[i for i, label in enumerate(requests) if label == row] for row in range(shown)]
     columns = min(8, *map(len, by_class))
     left = grid(
@@ -205,7 +216,7 @@ def record(config, training: dict, rows: list, seconds: float, picture: Image.Im
         arms={"samples": "the averaged weights", "real images": "training images of the same classes"},
         budget="demo",
         seeds=[training.get("seed", 0)],
-        config={"train": data, "evaluate": {k: v for k, v in asdict(config).items() if not isinstance(v, Path)}},
+        config={"train": data, "evaluate": as_dict(config)},
         tables={"evaluation": table(caption, columns, [[n, s, "–" if r is None else r] for n, s, r in rows])},
         verdict=None,
         environment=environment(["torch", "diffusers", "accelerate"], seconds, project),

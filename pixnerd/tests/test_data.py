@@ -198,6 +198,13 @@ def test_sources_that_are_not_there(tmp_path, monkeypatch):
         load_images("hf:nobody/nothing", 8)
 
 
+def test_a_subset_keeps_labels_and_groups(tmp_path):
+    data = toy([0, 1, 1, 2], groups=[5, 6, 6, 7])
+    some = data.subset(np.array([3, 1]))
+    assert some.labels.tolist() == [2, 1] and some.groups.tolist() == [7, 6] and len(some) == 2
+    assert torch.equal(some[0]["image"], data[3]["image"])
+
+
 def test_bytes_become_floats_between_minus_one_and_one():
     assert to_float(torch.tensor([0, 255], dtype=torch.uint8)).tolist() == [-1, 1]
 

