@@ -1,5 +1,9 @@
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState, GradientState
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pixnerd import PixNerdTransformer2DModel
@@ -46,3 +50,21 @@ def pytest_terminal_summary(terminalreporter) -> None:
     passed = {report.nodeid for report in terminalreporter.getreports("passed") if "test_parity.py" in report.nodeid}
     cases = {name.split("[")[1].rstrip("]").split("-")[-1] for name in passed if "[" in name}
     terminalreporter.write_line(f"reference numbers: {len(cases)} cases compared")
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    """Also where there is a GPU: some tests compare with another process to the last digit."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    yield
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    """Forty small images in three classes."""
+    file = tmp_path / "data.npz"
+    images = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
+    np.savez(file, images=images, labels=np.arange(40) % 3, class_names=["a", "b", "c"])
+    return file

@@ -6,9 +6,14 @@ import torch
 
 from pixnerd import PixNerdPipeline
 
-from .test_training import SMALL, call, losses
+from .runs import SMALL, call, losses
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+@pytest.fixture
+def on_the_cpu():
+    """Not here."""
 
 
 def test_training_in_bfloat16_and_compiled(tmp_path):

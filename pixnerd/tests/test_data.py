@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from pixnerd import openmoji
-from pixnerd.data import LabelledImages, StepSampler, captions, load_images, places_of, to_float
+from pixnerd.data import LabelledImages, StepSampler, captions, center_crop, load_images, places_of, to_float
 
 
 def write_image(path, colour=(255, 0, 0), size=(20, 12)):
@@ -203,6 +203,20 @@ def test_a_subset_keeps_labels_and_groups(tmp_path):
     some = data.subset(np.array([3, 1]))
     assert some.labels.tolist() == [2, 1] and some.groups.tolist() == [7, 6] and len(some) == 2
     assert torch.equal(some[0]["image"], data[3]["image"])
+
+
+def test_crops_halve_by_boxes_and_keep_the_centre():
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    halved = np.asarray(Image.fromarray(pixels).resize((16, 16), Image.Resampling.BOX))
+    assert np.array_equal(np.asarray(center_crop(Image.fromarray(pixels), 16)), halved)
+    wide = pixels[:16, :29]
+    assert np.array_equal(np.asarray(center_crop(Image.fromarray(wide), 16)), wide[:, 6:22])
+
+
+def test_another_seed_gives_another_order():
+    for balanced in (False, True):
+        orders = [next(iter(StepSampler(toy([0] * 50), 20, [range(20)], seed, balanced, 0))) for seed in (0, 1)]
+        assert orders[0] != orders[1]
 
 
 def test_bytes_become_floats_between_minus_one_and_one():

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pixnerd.alignment import Projector, dispersive_loss, repa_loss, teacher_input
+from pixnerd.alignment import IMAGENET_MEAN, IMAGENET_STD, Projector, dispersive_loss, repa_loss, teacher_input
 from pixnerd.ema import EMA
 from pixnerd.flow import (
     LOSS_WEIGHTS,
@@ -16,6 +16,7 @@ from pixnerd.flow import (
     velocity_loss,
 )
 from pixnerd.objective import Objective
+from pixnerd.teacher import Teacher
 
 from .conftest import random_transformer
 
@@ -134,6 +135,23 @@ def test_the_teachers_patch_grid_is_the_networks():
     grey = teacher_input(torch.full((1, 3, 16, 16), 0.456), patch_size=16)
     assert grey[0, 1].abs().max() < 1e-6  # the green mean
     assert grey[0, 0] == pytest.approx((0.456 - 0.485) / 0.229, abs=1e-5)
+
+
+def test_the_teachers_input_is_resized_by_plain_bicubic():
+    image = torch.zeros(1, 3, 32, 32)
+    image[..., 16, 16] = 1
+    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
+    options = dict(mode="bicubic", align_corners=False, antialias=False)
+    assert torch.allclose(teacher_input(image, 16), F.interpolate((image - mean) / std, (28, 28), **options))
+
+
+def test_the_teacher_gives_patch_tokens_without_the_class_token(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    tiny = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+    transformers.Dinov2Model(transformers.Dinov2Config(**tiny)).save_pretrained(tmp_path)
+    teacher, images = Teacher(str(tmp_path), 16), torch.rand(2, 3, 32, 32)
+    tokens = teacher.model(teacher_input(images, 16)).last_hidden_state
+    assert torch.equal(teacher(images), tokens[:, 1:])
 
 
 def test_the_objective_sums_its_parts_with_their_weights():

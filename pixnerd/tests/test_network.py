@@ -71,6 +71,16 @@ def test_the_modulation_does_not_start_at_zero():
     assert all(network.blocks[0].adaln.weight.flatten() != 0)
 
 
+def test_initial_weights_are_the_official_ones():
+    torch.manual_seed(0)
+    network = PixNerdTransformer2DModel(sample_size=32, hidden_size=256, num_attention_heads=4, num_layers=1)
+    xavier = (6 / (3 * 16**2 + 256)) ** 0.5
+    assert network.patch_embed.weight.abs().max().item() == pytest.approx(xavier, rel=0.01)
+    assert network.patch_embed.bias.abs().max() == 0
+    for weight in (network.class_embed.weight, network.time_embed.mlp[0].weight, network.time_embed.mlp[2].weight):
+        assert weight.std().item() == pytest.approx(0.02, rel=0.03)
+
+
 def test_patches_are_channel_major_and_row_major_as_in_unfold():
     images = torch.randn(2, 3, 8, 12)
     expected = F.unfold(images, kernel_size=4, stride=4).transpose(1, 2)  # (batch, patches, 3 * 16)
@@ -168,6 +178,17 @@ def test_every_column_of_the_generated_weights_has_unit_length():
         assert torch.allclose(w.norm(dim=-2), torch.ones(()), atol=1e-6)
 
 
+def test_bfloat16_weights_are_normalised_and_codes_computed_in_float32():
+    torch.manual_seed(0)
+    block, condition = NeuralFieldBlock(12, 64, 2).bfloat16(), torch.randn(1, 1, 12).bfloat16()
+    raw = block.generator(condition).chunk(2, dim=-1)[0].unflatten(-1, (64, 128)).float()
+    assert torch.equal(block.weights(condition)[0], (raw / raw.norm(dim=-2, keepdim=True)).bfloat16())
+    head = NeuralFieldHead(12, in_channels=3, channels=8, layers=1, mlp_ratio=2, frequencies=8).bfloat16()
+    weight, bias = head.pixel_embed.weight, head.pixel_embed.bias
+    expected = F.linear(dct_code(16, 16).bfloat16(), weight[:, 3:], bias)
+    assert torch.equal(head.embed(torch.zeros(1, 1, 256, 3).bfloat16(), (16, 16))[0, 0], expected)
+
+
 def test_generated_weights_of_zero_stay_finite():
     block = NeuralFieldBlock(condition_dim=4, channels=4, mlp_ratio=2)
     torch.nn.init.zeros_(block.generator.weight)
@@ -240,6 +261,13 @@ def test_the_time_enters_the_head_a_second_time():
     with_time = transformer.head(x, F.silu(time + h), (4, 4))
     assert torch.equal(transformer(x, t, y).sample, with_time)
     assert not torch.allclose(with_time, transformer.head(x, F.silu(h), (4, 4)))
+
+
+def test_the_linear_head_sees_the_condition_of_the_blocks():
+    transformer = random_transformer(head_type="linear")
+    x, t, y = torch.randn(1, 3, 16, 16), torch.tensor([0.3]), torch.tensor([1])
+    h, _, condition, _ = transformer.encode(x, t, y)
+    assert torch.equal(transformer(x, t, y).sample, transformer.head(h, condition, (4, 4), (16, 16)))
 
 
 def test_features_are_the_output_of_the_numbered_block(transformer):

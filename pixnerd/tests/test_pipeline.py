@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+import pixnerd.transformer as transformer_module
 from pixnerd import PixNerdPipeline, PixNerdScheduler
 from pixnerd.card import model_card
 from pixnerd.pictures import grid
@@ -58,6 +59,21 @@ def test_guidance_leads_from_no_class_to_the_class_inside_the_interval_only(pipe
     assert torch.allclose(out, x, atol=1e-4)
 
 
+def test_guidance_enters_the_history_of_adams(pipeline):
+    pipeline.scheduler = PixNerdScheduler(solver="adams")
+    out = sample(pipeline, [2], guidance_scale=3.0, guidance_interval=(0.2, 0.6))
+    x, before = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0)), None
+    with torch.no_grad():
+        for t in torch.tensor([0.0, 0.25, 0.5, 0.75]):
+            v = pipeline.transformer(x, t[None], torch.tensor([2])).sample
+            if 0.2 < t < 0.6:
+                v_null = pipeline.transformer(x, t[None], torch.tensor([5])).sample
+                v = v_null + 3 * (v - v_null)
+            x = x + 0.25 * (v if before is None else 1.5 * v - 0.5 * before)
+            before = v
+    assert torch.allclose(out, x, atol=1e-4)
+
+
 def test_outside_the_interval_the_second_branch_is_not_evaluated(pipeline):
     batches = []
     handle = pipeline.transformer.patch_embed.register_forward_hook(lambda m, args, out: batches.append(len(out)))
@@ -82,6 +98,28 @@ def test_names_and_synonyms_are_ids(pipeline):
 
 def test_an_image_does_not_depend_on_its_batch(pipeline):
     assert torch.allclose(sample(pipeline, [0, 1, 2])[1:2], sample(pipeline, [1], seed=1), atol=1e-5)
+
+
+def test_a_bfloat16_network_is_given_float32_times_angles_and_noise(pipeline, monkeypatch):
+    dtypes, states = [], []
+    original, step = transformer_module.rotary_angles, pipeline.scheduler.step
+    pipeline.transformer.bfloat16()
+
+    def angles(*args, dtype, **kwargs):
+        dtypes.append(dtype)
+        return original(*args, dtype=dtype, **kwargs)
+
+    monkeypatch.setattr(transformer_module, "rotary_angles", angles)
+    pipeline.transformer.time_embed.register_forward_pre_hook(lambda module, args: dtypes.append(args[0].dtype))
+    monkeypatch.setattr(pipeline.scheduler, "step", lambda v, t, x, **kw: (states.append(x), step(v, t, x, **kw))[1])
+    noise = torch.randn(1, 3, 16, 16)
+    pipeline([0], latents=noise, num_inference_steps=2)
+    assert set(dtypes) == {torch.float32} and torch.equal(states[0], noise)
+
+
+def test_bytes_are_rounded_and_bounded():
+    values = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0, 0.2 / 127.5 - 1, 0.6 / 127.5 - 1])
+    assert to_bytes(values).tolist() == [0, 0, 128, 255, 255, 0, 1]
 
 
 def test_the_state_is_float32_under_a_bfloat16_network(pipeline):

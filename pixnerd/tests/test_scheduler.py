@@ -124,6 +124,13 @@ def gaussian_velocity(x, t: float):
     return (t / 4 - (1 - t)) / var * x
 
 
+@pytest.mark.parametrize("order", [3, 4])
+def test_high_orders_start_with_euler_and_so_end_at_order_two(order):
+    exact = math.exp(math.sin(3) / 3)
+    errors = [abs(integrate("adams", n, order, field=lambda x, t: x * math.cos(3 * t)) - exact) for n in (640, 1280)]
+    assert math.log2(errors[0] / errors[1]) == pytest.approx(2, abs=0.15)
+
+
 @pytest.mark.parametrize("solver", ["euler", "sde", "sde_preserve"])
 def test_samples_of_a_gaussian_have_its_variance(solver):
     scheduler = PixNerdScheduler(solver=solver)

@@ -1,4 +1,3 @@
-import importlib.util
 import json
 import os
 import signal
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from accelerate.state import AcceleratorState, GradientState
 from PIL import Image
 
 from pixnerd import PRESETS, PixNerdPipeline
@@ -21,69 +19,7 @@ from pixnerd.data import load_images, to_float
 
 from .conftest import NoFloat64, random_transformer
 from .hub_stand_in import hub_stand_in
-
-PROJECT = Path(__file__).parents[1]
-SMALL = dict(
-    preset="S/8", hidden_size=24, num_attention_heads=2, num_layers=1, head_layers=1, head_channels=8, threads=1
-)
-
-
-def script(name: str):
-    """A script of the project as a module."""
-    spec = importlib.util.spec_from_file_location(f"pixnerd_{name}", PROJECT / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-train = script("train")
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch):
-    """Also where there is a GPU: some tests compare with another process to the last digit."""
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    yield
-    AcceleratorState._reset_state(True)
-    GradientState._reset_state()
-
-
-@pytest.fixture
-def data(tmp_path) -> Path:
-    """Forty small images in three classes."""
-    file = tmp_path / "data.npz"
-    images = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
-    np.savez(file, images=images, labels=np.arange(40) % 3, class_names=["a", "b", "c"])
-    return file
-
-
-def options(data: Path, out: Path, **more) -> dict:
-    base = SMALL | dict(dataset=str(data), resolution=16, batch_size=4, steps=6, log_every=1, checkpoint_every=2)
-    return base | dict(preview_every=0, output_dir=str(out), tracker="none") | more
-
-
-def call(config_class_options: dict) -> None:
-    """What the script does, in this process."""
-    values = dict(config_class_options)
-    values["output_dir"] = Path(values["output_dir"])
-    train.main(train.TrainConfig(**values))
-    AcceleratorState._reset_state(True)
-    GradientState._reset_state()
-
-
-def command(values: dict) -> list[str]:
-    return [part for name, value in values.items() for part in (f"--{name}", str(value))]
-
-
-def environment(**more) -> dict[str, str]:
-    path = os.pathsep.join([str(PROJECT / "src"), os.environ.get("PYTHONPATH", "")])
-    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"} | more
-
-
-def losses(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-
+from .runs import PROJECT, SMALL, call, command, environment, losses, options, script, train
 
 # A run
 
@@ -361,22 +297,6 @@ def test_going_on_from_an_older_checkpoint_removes_the_later_ones(data, tmp_path
     names = [p.name for p in Checkpoints(out / "checkpoints").all()]
     assert names == ["step-00000003", "step-00000005"]
     assert losses(out) == unbroken[:5]
-
-
-def test_parts_of_a_batch_have_its_loss_and_gradients(data, tmp_path):
-    call(options(data, tmp_path / "whole", steps=3, clip=1.0))
-    call(options(data, tmp_path / "parts", steps=3, clip=1.0, gradient_accumulation=4))
-    for a, b in zip(losses(tmp_path / "whole"), losses(tmp_path / "parts"), strict=True):
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
-    a, b = (Checkpoints(tmp_path / name / "checkpoints").all()[-1] for name in ("whole", "parts"))
-    moments = []
-    for path in (a, b):
-        objective = train.Objective(train.build_transformer(train.TrainConfig(**options(data, tmp_path)), 3))
-        optimizer, ema = torch.optim.AdamW(objective.parameters()), train.EMA(objective.transformer)
-        Checkpoints(path.parent).load(path, objective, optimizer, ema=ema)
-        moments.append([optimizer.state[p]["exp_avg"] for p in objective.parameters()])
-    for one, four in zip(*moments, strict=True):
-        assert (one - four).abs().max() <= 1e-4 * one.abs().max().clamp(min=1e-6)
 
 
 def test_a_new_run_does_not_mix_with_the_checkpoints_of_an_earlier_one(data, tmp_path):
