@@ -13,7 +13,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from project import ROOT, Project, projects
+from project import ROOT, TOOLS, Project, projects
 
 MARK = re.compile(r"^\s*# Copied from (?P<source>[\w.]+\w)\.?(?: with (?P<changes>.+))?$")
 WHOLE_FILES = ("checkpointing.py", "cli.py")
@@ -38,7 +38,8 @@ def check(found: list[Project], root: Path) -> list[str]:
                     wanted = wanted.replace(old, new) if arrow else wanted
                 if block_after(file, number) != wanted:
                     problems.append(f"{where}: differs from its source {origin.relative_to(root)} ({mark['source']})")
-    return problems + [p for name in WHOLE_FILES for p in check_whole(name, packages, root)]
+    papers = {package: folder for package, folder in packages.items() if TOOLS not in folder.relative_to(root).parts}
+    return problems + [p for name in WHOLE_FILES for p in check_whole(name, papers, root)]
 
 
 def check_whole(name: str, packages: dict[str, Path], root: Path) -> list[str]:

@@ -12,17 +12,21 @@ import yaml
 from PIL import Image
 from torch import Tensor
 
-from iclr26_tools.features import extract, load_extractor
-from iclr26_tools.image_metrics import kernel_distance_report, precision_recall
-from iclr26_tools.probe import agreement, fit_probe, nearest_neighbours
-from iclr26_tools.results import environment, save, table
-from iclr26_tools.statistics import Interval, bootstrap_interval
 from pixnerd import PixNerdPipeline, PixNerdScheduler
 from pixnerd.cli import as_dict, run
 from pixnerd.data import LabelledImages, load_images, to_float
 from pixnerd.flow import draw, interpolate, velocity_loss
 from pixnerd.pictures import beside, grid
-from pixnerd.sampling import best_device, sample_many
+from pixnerd.sampling import choose_device, sample_many
+
+try:
+    from iclr26_tools.features import extract, load_extractor
+    from iclr26_tools.image_metrics import kernel_distance_report, precision_recall
+    from iclr26_tools.probe import agreement, fit_probe, nearest_neighbours
+    from iclr26_tools.results import environment, save, table
+    from iclr26_tools.statistics import Interval, bootstrap_interval
+except ImportError as error:
+    raise SystemExit(f"evaluate.py: error: {error}; it needs iclr26-tools and what its README section names") from error
 
 TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
@@ -70,8 +74,13 @@ def main(config: EvaluateConfig) -> None:
     for name in ("images", "train_images", "probe_images", "batch_size"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name}: expected at least 1, got {getattr(config, name)}")
-    device = config.device or best_device()
+    if config.images < 3 or config.train_images < 3:
+        raise ValueError(f"images, train_images: expected at least 3, got {config.images}, {config.train_images}")
+    device = choose_device(config.device)
+    extractor = load_extractor(config.extractor, device)
     pipeline = PixNerdPipeline.from_pretrained(config.model).to(device)
+    folder = config.output or (Path(config.model) if Path(config.model).is_dir() else Path("outputs"))
+    folder.mkdir(parents=True, exist_ok=True)
     pipeline.scheduler = PixNerdScheduler.from_config(
         pipeline.scheduler.config, solver=config.solver, guidance_interval=config.guidance_interval
     )
@@ -92,7 +101,6 @@ def main(config: EvaluateConfig) -> None:
     options = {"num_inference_steps": config.steps, "guidance_scale": config.guidance}
     samples = sample_many(pipeline, wanted, config.seed, config.batch_size, **options)
     like_held_out, alike = samples[: len(held_out)], samples[len(held_out) :]
-    extractor = load_extractor(config.extractor, device)
     real, known = held_out.all_images(), train.all_images()
     real_f, known_f, like_f, alike_f = (
         extract(extractor, images, config.batch_size) for images in (real, known, like_held_out, alike)
@@ -116,8 +124,6 @@ def main(config: EvaluateConfig) -> None:
         "seconds": seconds,
         "config": as_dict(config),
     }
-    folder = config.output or (Path(config.model) if Path(config.model).is_dir() else Path("outputs"))
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "evaluation.json").write_text(json.dumps(report, indent=1, default=as_plain) + "\n", encoding="utf-8")
     picture = sheet(train, alike, requests, known)
     picture.save(folder / "evaluation.png")

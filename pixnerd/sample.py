@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from PIL import Image
 
 from pixnerd import PixNerdPipeline, PixNerdScheduler
 from pixnerd.cli import run
 from pixnerd.pictures import grid
-from pixnerd.sampling import best_device, sample_many
+from pixnerd.sampling import choose_device, sample_many
 
 
 @dataclass
@@ -44,8 +45,8 @@ class SampleConfig:
     """Picture number i has a generator of its own, seeded with seed + i."""
     batch_size: int = 64
     """Pictures sampled at once; it does not change them, beyond rounding."""
-    scale: int = 2
-    """Factor by which the sheet enlarges the pictures."""
+    scale: int | None = None
+    """Factor by which the sheet enlarges the pictures (default: 2 up to 64 pixels, else 1)."""
     output: Path = Path("outputs/samples.png")
     """The sheet to write; single pictures too if this is a folder name (no suffix)."""
     device: str | None = None
@@ -57,7 +58,12 @@ class SampleConfig:
 def main(config: SampleConfig) -> None:
     if config.per_class < 1 or config.batch_size < 1:
         raise ValueError(f"per_class, batch_size: expected at least 1, got {config.per_class}, {config.batch_size}")
-    device = config.device or best_device()
+    device, file = choose_device(config.device), config.output
+    if file.suffix and file.suffix.lower() not in Image.registered_extensions():
+        raise ValueError(f"output: expected a picture such as samples.png, or a folder without suffix, got {file}")
+    (file.parent if file.suffix else file).mkdir(parents=True, exist_ok=True)
+    if config.scale is not None and config.scale < 1:
+        raise ValueError(f"scale: expected at least 1, got {config.scale}")
     pipeline = PixNerdPipeline.from_pretrained(config.model, torch_dtype=getattr(torch, config.dtype)).to(device)
     names = ("solver", "solver_order", "shift", "guidance_interval")
     changed = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
@@ -80,16 +86,13 @@ def main(config: SampleConfig) -> None:
     sheet = grid(
         images,
         columns=config.per_class,
-        scale=config.scale,
+        scale=config.scale or (2 if images.shape[-1] <= 64 else 1),
         row_names=[names.get(label, str(label)) if isinstance(label, int) else label for label in classes],
     )
-    file = config.output
     if not file.suffix:
-        file.mkdir(parents=True, exist_ok=True)
         for number, image in enumerate(images):
             grid(image[None], columns=1, gap=0).save(file / f"{number:05d}.png")
         file = file / "sheet.png"
-    file.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(file)
     print(f"wrote {file}: {len(classes)} classes x {config.per_class}")
 

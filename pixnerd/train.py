@@ -1,5 +1,6 @@
 """Train PixNerd: `accelerate launch -q train.py [--config configs/NAME.yaml] [--option value]`."""
 
+import importlib.util
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from tqdm import tqdm
 from pixnerd import PRESETS, PixNerdPipeline, PixNerdScheduler, PixNerdTransformer2DModel, linear_head_baseline
 from pixnerd.alignment import Projector
 from pixnerd.card import model_card
-from pixnerd.checkpointing import Checkpoints, StopSignal, ignore_interrupt
+from pixnerd.checkpointing import Checkpoints, StopSignal, leave_group
 from pixnerd.cli import as_dict, run, save_config
 from pixnerd.data import LabelledImages, StepSampler, load_images, places_of, to_float
 from pixnerd.ema import EMA
@@ -140,6 +141,7 @@ class TrainConfig:
 
 
 def main(config: TrainConfig) -> None:
+    check(config)
     accelerator = Accelerator(
         mixed_precision=config.mixed_precision,
         gradient_accumulation_steps=config.gradient_accumulation,
@@ -166,7 +168,7 @@ def main(config: TrainConfig) -> None:
     slices = micro_batches(config, accelerator)
     balanced = config.dataset == "openmoji" if config.balanced is None else config.balanced
     sampler = StepSampler(data, config.batch_size, slices, config.seed, balanced, start)
-    batches = iter(DataLoader(data, batch_sampler=sampler, num_workers=config.workers, worker_init_fn=ignore_interrupt))
+    batches = iter(DataLoader(data, batch_sampler=sampler, num_workers=config.workers, worker_init_fn=leave_group))
     progress = tqdm(range(start, config.steps), initial=start, total=config.steps, unit="step", disable=not log.shown)
     with StopSignal() as stop:
         for step in progress:
@@ -198,6 +200,29 @@ def main(config: TrainConfig) -> None:
             if config.preview_every and done % config.preview_every == 0 and log.shown and not is_sharded(accelerator):
                 preview(config, bare.transformer, ema, len(data.class_names), done)
     finish(config, accelerator, bare.transformer, ema, data)
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse values outside their ranges, by name, before any work."""
+    least = dict(steps=1, batch_size=1, gradient_accumulation=1, resolution=1, checkpoint_every=1, keep_checkpoints=1)
+    least |= dict(log_every=1, ema_every=1, feature_layer=1, threads=1, num_layers=1, head_layers=1, head_channels=1)
+    least |= dict(hidden_size=1, num_attention_heads=1, preview_every=0, workers=0, seed=0)
+    least |= dict(weight_decay=0, repa_weight=0, dispersive_weight=0, ema_decay=0, label_drop=0)
+    for name, low in least.items():
+        value = getattr(config, name)
+        if value is not None and not value >= low:
+            raise ValueError(f"{name}: expected at least {low}, got {value}")
+    for name in ("lr", "shift", "clip"):
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}: expected a positive number, got {value}")
+    for name, values in {"ema_decay": [config.ema_decay], "betas": config.betas}.items():
+        if not all(0 <= value < 1 for value in values):
+            raise ValueError(f"{name}: expected 0 <= value < 1, got {getattr(config, name)}")
+    if config.label_drop > 1:
+        raise ValueError(f"label_drop: expected a share from 0 to 1, got {config.label_drop}")
+    if config.tracker != "none" and importlib.util.find_spec(config.tracker) is None:
+        raise ValueError(f"tracker: {config.tracker} is not installed; pip install {config.tracker}, or take none")
 
 
 def prepare(
@@ -292,6 +317,8 @@ MAY_CHANGE |= {"hub_model_id", "gradient_accumulation", "gradient_checkpointing"
 def resume(config: TrainConfig, accelerator: Accelerator, checkpoints: Checkpoints, found: Path, state, groups) -> int:
     """Load a checkpoint and say which options that shape the run are others than before; returns its step."""
     saved = checkpoints.load(found, **state)
+    if saved["step"] > config.steps:
+        raise ValueError(f"steps: {found} has done {saved['step']} already, more than {config.steps}")
     for group in state["optimizer"].param_groups:
         group.update(groups)  # the checkpoint's would win over the command line
     before, now = saved["config"], as_dict(config)
@@ -359,13 +386,16 @@ def finish(config: TrainConfig, accelerator: Accelerator, transformer, ema: EMA,
         pipeline.save_pretrained(config.output_dir)
         save_config(config, config.output_dir / "training.yaml")
         name = config.hub_model_id or str(config.output_dir)
-        model_card(pipeline, name, config.dataset, config.steps).save(config.output_dir / "README.md")
+        local = not config.dataset.startswith("hf:")
+        dataset = Path(config.dataset).name if local else config.dataset  # a card does not tell where things lie
+        model_card(pipeline, name, dataset, config.steps).save(config.output_dir / "README.md")
         print(f"saved {config.output_dir}")
         if config.push_to_hub:
             huggingface_hub.upload_folder(
                 repo_id=config.hub_model_id,
                 folder_path=config.output_dir,
-                ignore_patterns=["checkpoints/*", "previews/*", "logs/*", "*.jsonl"],
+                # the options hold local paths
+                ignore_patterns=["checkpoints/*", "previews/*", "logs/*", "*.jsonl", "training.yaml"],
             )
     accelerator.end_training()
 

@@ -181,6 +181,20 @@ def test_wrong_arrays_are_refused(tmp_path, arrays, message):
         load_images(str(tmp_path / "data.npz"), 8)
 
 
+@pytest.mark.parametrize("labels", [np.full(30, 0.7), np.zeros((30, 2), np.int64), np.array(["a"] * 30)])
+def test_labels_that_are_no_class_ids_are_refused(tmp_path, labels):
+    np.savez(tmp_path / "data.npz", images=np.zeros((30, 8, 8, 3), np.uint8), labels=labels)
+    with pytest.raises(ValueError, match=r"labels: expected whole numbers \(items,\)"):
+        load_images(tmp_path / "data.npz", 8)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no more"])
+def test_a_broken_array_file_is_named(tmp_path, content):
+    (tmp_path / "data.npz").write_bytes(content)
+    with pytest.raises(OSError, match=r"data\.npz is not readable as an \.npz file"):
+        load_images(str(tmp_path / "data.npz"), 8)
+
+
 def test_sources_that_are_not_there(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="expected openmoji, a folder, an .npz file or hf:ID; 'no/such/folder' is none"):
         load_images("no/such/folder", 8)

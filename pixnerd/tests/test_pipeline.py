@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 import pixnerd.transformer as transformer_module
 from pixnerd import PixNerdPipeline, PixNerdScheduler
@@ -175,6 +176,8 @@ def test_a_larger_picture_by_more_tokens_or_by_a_finer_field(pipeline):
         ([0], {"height": 32, "width": 32, "encoder_size": 0}, "encoder_size, height: expected a multiple of"),
         ([0], {"guidance_interval": (0.9, 0.1)}, "guidance_interval"),
         ([0], {"guidance_scale": -1.0}, "guidance_scale"),
+        ([0], {"guidance_scale": float("nan")}, "guidance_scale"),
+        ([0], {"height": -32}, "height, width: expected at least 1, got -32, 16"),
         ([0], {"height": 18}, "height: expected a multiple of the patch size 4, got 18"),
         ([0], {"latents": torch.zeros(1, 3, 8, 8)}, r"latents: expected \(1, 3, 16, 16\), got \(1, 3, 8, 8\)"),
         ([0], {"num_inference_steps": 0}, "num_inference_steps: expected at least 1"),
@@ -305,8 +308,25 @@ def test_bundling_refuses_what_it_cannot_inline(tmp_path):
 
 
 def test_a_folder_without_a_pipeline_is_named(tmp_path):
-    with pytest.raises(OSError, match="no saved PixNerd in such a folder or Hub repository"):
+    with pytest.raises(OSError, match="no whole PixNerd pipeline there"):
         PixNerdPipeline.from_pretrained(tmp_path)
+
+
+def test_a_mistyped_folder_is_named_at_once_and_damage_is_told(pipeline, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pipeline.save_pretrained("outputs/model")
+    for name in ("outputs/modle", "model", "/no/such/place"):
+        with pytest.raises(OSError, match=f"{name}: no such folder, and not a Hub repository"):
+            PixNerdPipeline.from_pretrained(name)
+    weights = Path("outputs/model/transformer/diffusion_pytorch_model.safetensors")
+    state = load_file(weights)
+    save_file({key: tensor for key, tensor in state.items() if key != "patch_embed.bias"}, weights)
+    with pytest.raises(OSError, match="weights missing or too many: patch_embed.bias"):
+        PixNerdPipeline.from_pretrained("outputs/model")
+    save_file(state, weights)
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(OSError, match="outputs/model: no whole PixNerd pipeline there"):
+        PixNerdPipeline.from_pretrained("outputs/model")
 
 
 def test_half_precision_is_asked_for_by_torch_dtype(pipeline, tmp_path):

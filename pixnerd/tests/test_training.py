@@ -148,13 +148,26 @@ def test_a_512_run_starts_from_the_weights_it_is_given(data, tmp_path):
     ("changed", "message"),
     [
         ({"dataset": "no/such/folder"}, "'no/such/folder' is none of them"),
+        ({"dataset": ""}, "dataset: expected openmoji, a folder, an .npz file or hf:ID, got an empty name"),
+        ({"steps": -5}, "steps: expected at least 1, got -5"),
+        ({"batch_size": 0}, "batch_size: expected at least 1, got 0"),
+        ({"gradient_accumulation": -1}, "gradient_accumulation: expected at least 1, got -1"),
+        ({"checkpoint_every": 0}, "checkpoint_every: expected at least 1, got 0"),
+        ({"threads": -1}, "threads: expected at least 1, got -1"),
+        ({"seed": -1}, "seed: expected at least 0, got -1"),
+        ({"lr": 0}, "lr: expected a positive number, got 0"),
+        ({"clip": -1}, "clip: expected a positive number, got -1"),
+        ({"label_drop": 2}, "label_drop: expected a share from 0 to 1, got 2"),
+        ({"ema_decay": 1.0}, "ema_decay: expected 0 <= value < 1, got 1.0"),
+        ({"head_layers": 0}, "head_layers: expected at least 1, got 0"),
+        ({"tracker": "trackio"}, "tracker: trackio is not installed"),
         ({"resolution": 12}, "images: expected (items, 12, 12, 3), got (40, 16, 16, 3)"),
         ({"dataset": "openmoji", "resolution": 20}, "sample_size: expected a multiple of patch_size = 8, got 20"),
         ({"preset": "XS/1"}, "preset: expected one of S/8"),
         ({"batch_size": 5, "gradient_accumulation": 2}, "batch_size: expected a multiple of processes x gradient_acc"),
         ({"resume": "no/such/checkpoint"}, "resume: expected latest or a folder step-"),
         ({"teacher": "nobody/nothing"}, "teacher: cannot load nobody/nothing"),
-        ({"init_from": "no/such/model"}, "no/such/model: no saved PixNerd in such a folder or Hub repository"),
+        ({"init_from": "no/such/model"}, "no/such/model: no such folder, and not a Hub repository"),
         ({"push_to_hub": "true"}, "hub_model_id: expected user/name with push_to_hub"),
         ({"lr": 1e30, "steps": 50}, "loss: expected a finite number, got"),
     ],
@@ -183,7 +196,8 @@ def test_a_wrong_option_is_named(arguments, message, capsys, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         run(train.main, train.TrainConfig)
     assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+    shown = capsys.readouterr().err.strip()
+    assert message in shown and "\n" not in shown
 
 
 def test_an_unknown_key_of_a_configuration_is_named(tmp_path, capsys, monkeypatch):
@@ -337,6 +351,24 @@ def test_sigkill_while_a_checkpoint_is_written_leaves_the_one_before(data, tmp_p
     assert not list((out / "checkpoints").glob(".writing-step-00000004"))
 
 
+def test_fewer_steps_than_the_checkpoint_has_are_refused(data, tmp_path):
+    call(options(data, tmp_path / "out"))
+    with pytest.raises(ValueError, match="steps: .* has done 6 already, more than 4"):
+        call(options(data, tmp_path / "out", steps=4, resume="latest"))
+
+
+def test_an_error_in_a_data_worker_ends_the_run(tmp_path):
+    for i in range(12):
+        (tmp_path / "pictures").mkdir(exist_ok=True)
+        (tmp_path / "pictures" / f"{i}.png").write_bytes(b"no picture")
+    arguments = [sys.executable, str(PROJECT / "train.py"), *command(options(tmp_path / "pictures", tmp_path / "out"))]
+    ended = subprocess.run(
+        [*arguments, "--workers", "2"], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 2
+    assert "not readable as an image" in ended.stderr.strip().splitlines()[-1]
+
+
 def test_resume_latest_without_a_checkpoint_starts_anew(data, tmp_path, unbroken):
     call(options(data, tmp_path / "out", resume="latest"))
     assert losses(tmp_path / "out") == unbroken
@@ -428,7 +460,6 @@ def test_what_is_uploaded_is_the_model_without_the_checkpoints(data, tmp_path, m
         "README.md",
         "model_index.json",
         "pixnerd_pipeline.py",
-        "training.yaml",
         "scheduler/pixnerd_scheduler.py",
         "scheduler/scheduler_config.json",
         "transformer/config.json",

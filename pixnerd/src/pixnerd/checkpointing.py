@@ -159,10 +159,9 @@ class StopSignal:
         self.received = number
 
 
-def ignore_interrupt(worker: int) -> None:
+def leave_group(worker: int) -> None:
     """For `worker_init_fn`: a signal to the process group must not end the data workers before the run has saved."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    os.setpgid(0, 0)
 
 
 def random_state() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 
 def run(main: Callable[[Any], None], config_class: type) -> None:
@@ -21,21 +21,26 @@ def run(main: Callable[[Any], None], config_class: type) -> None:
     """
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     summary = (config_class.__doc__ or "").strip().splitlines()[0]
-    parser = ArgumentParser(description=summary)
+    parser = ArgumentParser(description=summary, exit_on_error=False)
     parser.add_argument("--config", action="config", help="YAML file of options; the command line overrides it.")
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     parser.add_class_arguments(config_class, as_group=False)
-    options = parser.parse_args()
-    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(config_class)}
+    debug, mistake = "--debug" in sys.argv, None
     try:
-        main(config_class(**values))
-    except (ValueError, OSError) as error:
-        if options.debug:
+        options = parser.parse_args()
+        main(config_class(**{field.name: getattr(options, field.name) for field in dataclasses.fields(config_class)}))
+    except (ValueError, OSError, ArgumentError) as error:
+        if debug:
             raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         # an error that crossed from a data worker carries its traceback before it
-        message = lines[-1] if any(line.startswith("Traceback") for line in lines) else " ".join(lines)
-        print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
+        mistake = lines[-1] if any(line.startswith("Traceback") for line in lines) else " ".join(lines)
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        sys.exit(130)
+    if mistake is not None:  # out here the error is gone, and with it what it held, such as data workers
+        print(f"{Path(sys.argv[0]).name}: error: {mistake}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -45,7 +45,11 @@ class LabelledImages(Dataset):
 
     def __init__(self, images, labels, class_names: list[str], resolution: int, groups=None) -> None:
         self.images, self.class_names, self.resolution = images, list(class_names), resolution
-        self.labels = np.asarray(labels, dtype=np.int64)
+        self.labels = np.asarray(labels)
+        if self.labels.ndim != 1 or (self.labels.size and self.labels.dtype.kind not in "iu"):
+            shape, kind = self.labels.shape, self.labels.dtype
+            raise ValueError(f"labels: expected whole numbers (items,), got {kind} of shape {shape}")
+        self.labels = self.labels.astype(np.int64)
         self.groups = np.arange(len(self.labels)) if groups is None else np.asarray(groups)
         if len(images) == 0:
             raise ValueError("dataset: expected at least one image, found none")
@@ -122,6 +126,9 @@ def load_images(source: str, resolution: int, split: str = "train", cache_dir: P
         raise ValueError(f'split: expected "train" or "test", got {split!r}')
     if resolution < 1:
         raise ValueError(f"resolution: expected at least 1, got {resolution}")
+    source = str(source)
+    if not source:
+        raise ValueError("dataset: expected openmoji, a folder, an .npz file or hf:ID, got an empty name")
     path = Path(source).expanduser()
     if source == "openmoji":
         return _openmoji(resolution, split, cache_dir)
@@ -210,12 +217,17 @@ def captions(dataset: LabelledImages) -> list[str | None]:
 def _arrays(path: Path, resolution: int, split: str) -> LabelledImages:
     """An `.npz` with `images` (items, height, width, 3), uint8 or floats in [0, 1], and maybe `labels` and
     `class_names`; a tenth is held out."""
-    with np.load(path, allow_pickle=False) as file:
-        if "images" not in file:
-            raise ValueError(f"dataset: expected an array `images` in {path}, found {', '.join(file) or 'nothing'}")
-        images = file["images"]
-        labels = file["labels"] if "labels" in file else np.zeros(len(images), dtype=np.int64)
-        names = [str(n) for n in file["class_names"]] if "class_names" in file else None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in ("images", "labels", "class_names") if name in file}
+            found = ", ".join(file) or "nothing"
+    except Exception as error:  # zip, pickle and format errors, each of its own kind
+        raise OSError(f"dataset: {path} is not readable as an .npz file ({first_line(error)})") from error
+    if "images" not in arrays:
+        raise ValueError(f"dataset: expected an array `images` in {path}, found {found}")
+    images = arrays["images"]
+    labels = arrays.get("labels", np.zeros(len(images), dtype=np.int64))
+    names = [str(name) for name in arrays["class_names"]] if "class_names" in arrays else None
     if images.ndim != 4 or images.shape[1:] != (resolution, resolution, 3):
         raise ValueError(f"images: expected (items, {resolution}, {resolution}, 3), got {images.shape} in {path}")
     if images.dtype != np.uint8:
@@ -225,7 +237,9 @@ def _arrays(path: Path, resolution: int, split: str) -> LabelledImages:
         images = np.round(images * 255).astype(np.uint8)
     if len(labels) != len(images):
         raise ValueError(f"labels: expected {len(images)}, one an image, got {len(labels)} in {path}")
-    names = names or [str(n) for n in range(int(labels.max()) + 1)]
+    if names is None:
+        whole = labels.dtype.kind in "iu" and labels.size and labels.min() >= 0
+        names = [str(n) for n in range(int(labels.max()) + 1)] if whole else ["0"]
     chosen = np.array([_in_test(str(i)) for i in range(len(images))]) == (split == "test")
     return LabelledImages(images[chosen], labels[chosen], names, resolution)
 

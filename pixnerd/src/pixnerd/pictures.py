@@ -1,5 +1,7 @@
 """Sheets of images."""
 
+import unicodedata
+
 from PIL import Image, ImageDraw
 from torch import Tensor
 
@@ -22,6 +24,7 @@ def grid(
     sheet = Image.new("RGB", (margin + columns * (width + gap) + gap, rows * (height + gap) + gap), "white")
     draw = ImageDraw.Draw(sheet)
     for row, name in enumerate(row_names or []):
+        name = unicodedata.normalize("NFC", name)
         draw.text((6, gap + row * (height + gap) + height // 2), name, fill="black", anchor="lm", font_size=12)
     for number, array in enumerate(images.permute(0, 2, 3, 1).cpu().numpy()):
         row, column = divmod(number, columns)

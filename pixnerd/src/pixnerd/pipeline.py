@@ -89,7 +89,10 @@ class PixNerdPipeline(DiffusionPipeline):
         if len(negative) not in (1, batch):
             raise ValueError(f"negative_class_labels: expected 1 or {batch} labels, got {len(negative)}")
         negative = negative * batch if len(negative) == 1 else negative
-        height, width = height or transformer.config.sample_size, width or transformer.config.sample_size
+        side = transformer.config.sample_size
+        height, width = side if height is None else height, side if width is None else width
+        if height < 1 or width < 1:
+            raise ValueError(f"height, width: expected at least 1, got {height}, {width}")
         encoder_size = (encoder_size, encoder_size) if isinstance(encoder_size, int) else encoder_size
         self._check_inputs(guidance_scale, guidance_interval, output_type, callback_on_step_end_tensor_inputs)
 
@@ -147,7 +150,7 @@ class PixNerdPipeline(DiffusionPipeline):
         return ids
 
     def _check_inputs(self, guidance_scale, guidance_interval, output_type, tensor_inputs) -> None:
-        if guidance_scale < 0:
+        if not guidance_scale >= 0:
             raise ValueError(f"guidance_scale: expected at least 0, got {guidance_scale}")
         if guidance_interval is not None and not guidance_interval[0] <= guidance_interval[1]:
             raise ValueError(f"guidance_interval: expected (low, high), got {tuple(guidance_interval)}")
@@ -198,14 +201,31 @@ class PixNerdPipeline(DiffusionPipeline):
         if kwargs:
             raise ValueError(f"from_pretrained: unexpected arguments {', '.join(kwargs)}")
         name = str(pretrained_model_name_or_path)
+        owner, _, repository = name.partition("/")
+        if not Path(name).is_dir() and ("/" in repository or not repository or not owner or Path(owner).is_dir()):
+            raise OSError(f"{name}: no such folder, and not a Hub repository, which is user/name")
         try:
             index = cls.load_config(name, **hub)
+            kind = index.get("_class_name")
+            kind = kind[-1] if isinstance(kind, list) else kind
+            if kind != "PixNerdPipeline":
+                raise OSError(f"it is a {kind}")
             if "transformer" not in given:
-                source = package.PixNerdTransformer2DModel
-                given["transformer"] = source.from_pretrained(name, subfolder="transformer", **model, **hub)
+                given["transformer"] = cls._load_transformer(package, name, model, hub)
             if "scheduler" not in given:
                 given["scheduler"] = package.PixNerdScheduler.from_pretrained(name, subfolder="scheduler", **hub)
-        except OSError as error:
+        except Exception as error:  # network, access, layout, safetensors: each its own kind
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise OSError(f"{name}: no saved PixNerd in such a folder or Hub repository ({reason})") from error
+            raise OSError(f"{name}: no whole PixNerd pipeline there ({reason})") from error
         return cls(**given, id2label=index.get("id2label"))
+
+    @staticmethod
+    def _load_transformer(package, name: str, model: dict, hub: dict):
+        """The saved network, from safetensors only, with all of its weights."""
+        model = {"use_safetensors": True} | model
+        transformer, info = package.PixNerdTransformer2DModel.from_pretrained(
+            name, subfolder="transformer", output_loading_info=True, **model, **hub
+        )
+        if wrong := [*info["missing_keys"], *info["unexpected_keys"]]:
+            raise OSError(f"weights missing or too many: {', '.join(wrong[:3])} and so on")
+        return transformer

@@ -9,11 +9,18 @@ from tqdm import tqdm
 from .pipeline import PixNerdPipeline, to_bytes
 
 
-def best_device() -> str:
-    """cuda, mps or cpu."""
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+def choose_device(name: str | None) -> str:
+    """`name` if there is such a device, and the best one for None.
+
+    Raises:
+        ValueError: there is none.
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name is None:
+        return next(kind for kind, available in there.items() if available)
+    if not there.get(name.partition(":")[0]):
+        raise ValueError(f"device: expected {', '.join(k for k, v in there.items() if v)}, got {name!r}")
+    return name
 
 
 def sample_many(
