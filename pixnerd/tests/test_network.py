@@ -345,6 +345,14 @@ def test_impossible_networks_are_refused(options, message):
         random_transformer(**options)
 
 
+def test_times_and_labels_are_one_an_image(transformer):
+    x, t, y = torch.randn(2, 3, 16, 16), torch.rand(2), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match=r"timestep: expected \(2,\), got \(1,\)"):
+        transformer(x, t[:1], y)
+    with pytest.raises(ValueError, match=r"class_labels: expected \(2,\), got \(1,\)"):
+        transformer(x, t, y[:1])
+
+
 def test_inputs_that_do_not_fit_are_refused(transformer):
     t, y = torch.rand(1), torch.tensor([0])
     with pytest.raises(ValueError, match="height: expected a multiple of the patch size 4, got 18"):

@@ -116,9 +116,8 @@ class Checkpoints:
                 set_random_state(torch.load(chance, weights_only=False))
         except (Exception, CheckpointException) as error:  # pickle, zip, shape and key errors, each of its own kind
             reason = (str(error).strip().splitlines() or [""])[-1].strip()
-            raise OSError(
-                f"resume: {path} is damaged or of another model ({reason or type(error).__name__})"
-            ) from error
+            reason = f"{reason or type(error).__name__}; an earlier one can be resumed by its folder"
+            raise OSError(f"resume: {path} is damaged or of another model ({reason})") from error
         return state
 
 

@@ -195,7 +195,7 @@ def _folder(folder: Path, resolution: int, split: str) -> LabelledImages:
 
 
 def _images_below(root: Path) -> list[Path]:
-    paths = sorted(p for p in root.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
+    paths = sorted(p for p in root.rglob("[!.]*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
     if not paths:
         suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
         raise OSError(f"dataset: no image in {root} (looked for {suffixes}, in subfolders too)")

@@ -121,15 +121,12 @@ class PixNerdPipeline(DiffusionPipeline):
             if callback_on_step_end is not None:
                 x = (callback_on_step_end(self, i, t, {"latents": x}) or {}).get("latents", x)
 
-        if output_type == "latent":
-            images = x
-        else:
-            images = to_bytes(x)
-            if output_type == "pt":
-                images = images / 255
-            else:
-                images = images.permute(0, 2, 3, 1).cpu().numpy()
-                images = [Image.fromarray(array) for array in images] if output_type == "pil" else images / 255
+        images = x
+        if output_type == "pil":
+            images = [Image.fromarray(array) for array in to_bytes(x).permute(0, 2, 3, 1).cpu().numpy()]
+        elif output_type != "latent":
+            images = to_bytes(x) / 255
+            images = images if output_type == "pt" else images.permute(0, 2, 3, 1).cpu().numpy()
         self.maybe_free_model_hooks()
         return ImagePipelineOutput(images=images) if return_dict else (images,)
 

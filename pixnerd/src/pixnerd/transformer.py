@@ -169,6 +169,9 @@ class PixNerdTransformer2DModel(ModelMixin, ConfigMixin):
         size = tuple(hidden_states.shape[-2:])
         encoder_size = tuple(encoder_size) if encoder_size is not None else size
         patch = self._decoder_patch(hidden_states, encoder_size)
+        for name, value in (("timestep", timestep), ("class_labels", class_labels)):
+            if value.shape != hidden_states.shape[:1]:
+                raise ValueError(f"{name}: expected {tuple(hidden_states.shape[:1])}, got {tuple(value.shape)}")
         if feature_layer is not None and not 1 <= feature_layer <= len(self.blocks):
             raise ValueError(f"feature_layer: expected 1..{len(self.blocks)}, got {feature_layer}")
 
