@@ -65,8 +65,8 @@ def main(config: SampleConfig) -> None:
     if config.scale is not None and config.scale < 1:
         raise ValueError(f"scale: expected at least 1, got {config.scale}")
     pipeline = PixNerdPipeline.from_pretrained(config.model, torch_dtype=getattr(torch, config.dtype)).to(device)
-    names = ("solver", "solver_order", "shift", "guidance_interval")
-    changed = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
+    settings = ("solver", "solver_order", "shift", "guidance_interval")
+    changed = {name: getattr(config, name) for name in settings if getattr(config, name) is not None}
     pipeline.scheduler = PixNerdScheduler.from_config(pipeline.scheduler.config, **changed)
     names = {number: name for name, number in reversed(pipeline.labels.items())}
     classes = config.classes or list(range(min(12, pipeline.transformer.config.num_classes)))

@@ -165,7 +165,8 @@ def main(config: TrainConfig) -> None:
     start = resume(config, accelerator, checkpoints, found, state, groups) if found else 0
 
     log = Log(config, accelerator, start)
-    slices = micro_batches(config, accelerator)
+    processes, rank = accelerator.num_processes, accelerator.process_index
+    slices = places_of(config.batch_size, processes, rank, config.gradient_accumulation)
     balanced = config.dataset == "openmoji" if config.balanced is None else config.balanced
     sampler = StepSampler(data, config.batch_size, slices, config.seed, balanced, start)
     batches = iter(DataLoader(data, batch_sampler=sampler, num_workers=config.workers, worker_init_fn=leave_group))
@@ -174,7 +175,9 @@ def main(config: TrainConfig) -> None:
         for step in progress:
             totals: dict[str, Tensor] = {}
             for places in slices:
-                x, labels, t, noise = prepare(config, next(batches), step, places, accelerator.device, bare)
+                x, labels, t, noise = prepare(
+                    config, next(batches), step, places, accelerator.device, len(data.class_names)
+                )
                 with accelerator.accumulate(objective):
                     with accelerator.autocast():
                         tokens = teacher((x + 1) / 2) if teacher else None
@@ -226,15 +229,14 @@ def check(config: TrainConfig) -> None:
 
 
 def prepare(
-    config: TrainConfig, batch: dict[str, Tensor], step: int, places: range, device: torch.device, objective: Objective
+    config: TrainConfig, batch: dict[str, Tensor], step: int, places: range, device: torch.device, no_class: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Clean images in [-1, 1], labels after the drop, times after the shift, and noise, on the device."""
+    """Clean images in [-1, 1], labels after the drop to `no_class`, times after the shift, and noise, on the device."""
     image, label = (batch[name].to(device, non_blocking=True) for name in ("image", "label"))
     chance = draw(config.seed, step, places, tuple(image.shape[1:]), device, config.time)
     x = to_float(image)
     if config.flip:
         x = torch.where(chance["flip"].view(-1, 1, 1, 1) < 0.5, x.flip(-1), x)
-    no_class = objective.transformer.config.num_classes
     label = torch.where(chance["drop"] < config.label_drop, no_class, label)
     return x, label, shift_time(chance["t"], config.shift), chance["noise"]
 
@@ -327,13 +329,6 @@ def resume(config: TrainConfig, accelerator: Accelerator, checkpoints: Checkpoin
     return saved["step"]
 
 
-def micro_batches(config: TrainConfig, accelerator: Accelerator) -> list[range]:
-    """Places in the global batch that this process works on, one range for each part that it accumulates."""
-    return places_of(
-        config.batch_size, accelerator.num_processes, accelerator.process_index, config.gradient_accumulation
-    )
-
-
 def across_processes(accelerator: Accelerator, parts: dict[str, Tensor], stop: bool) -> tuple[dict[str, float], bool]:
     """Mean losses of all processes, and whether any of them was told to stop: one message, one wait for the device."""
     values = torch.stack([*parts.values(), torch.tensor(float(stop), device=accelerator.device)])
@@ -354,7 +349,6 @@ def scheduler_for(config: TrainConfig) -> PixNerdScheduler:
     return PixNerdScheduler(solver="adams", solver_order=2, prediction_type=config.prediction_type)
 
 
-@torch.no_grad()
 def preview(config: TrainConfig, transformer, ema: EMA, num_classes: int, step: int) -> None:
     """A picture of the averaged model so far: a few classes, two samples of each, always from the same noise."""
     pipeline = PixNerdPipeline(transformer, scheduler_for(config))

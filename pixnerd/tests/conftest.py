@@ -30,6 +30,27 @@ def random_transformer(seed: int = 0, **options) -> PixNerdTransformer2DModel:
     return transformer.eval()
 
 
+SAVED_FILES = {
+    "README.md",
+    "model_index.json",
+    "pixnerd_pipeline.py",
+    "scheduler/pixnerd_scheduler.py",
+    "scheduler/scheduler_config.json",
+    "transformer/config.json",
+    "transformer/diffusion_pytorch_model.safetensors",
+    "transformer/pixnerd_transformer.py",
+}
+"""A saved pipeline with its card: all that is uploaded."""
+
+
+def path_without_this_package(folder: Path) -> str:
+    """For PYTHONPATH of a process in which `import pixnerd` fails."""
+    refuse = folder / "refuse"
+    refuse.mkdir(exist_ok=True)
+    (refuse / "sitecustomize.py").write_text("import sys\nsys.modules['pixnerd'] = None\n")
+    return str(refuse)
+
+
 class NoFloat64(TorchDispatchMode):
     """Fails on any operation that makes a float64 tensor: some devices have none."""
 

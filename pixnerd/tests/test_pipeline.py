@@ -18,7 +18,7 @@ from pixnerd.pipeline import to_bytes
 from pixnerd.remote_code import bundle
 from pixnerd.sampling import sample_many
 
-from .conftest import NoFloat64, random_transformer
+from .conftest import SAVED_FILES, NoFloat64, path_without_this_package, random_transformer
 
 NAMES = {0: "tench, Tinca tinca", 1: "goldfish", 2: "shark", 3: "ray", 4: "cock"}
 
@@ -205,10 +205,7 @@ torch.save(images, sys.argv[2])
 def run_in_a_new_process(tmp_path: Path, folder: Path, script: str, package: bool) -> torch.Tensor:
     """Images from a process with or without this package on its path."""
     source = str(Path(__file__).parents[1] / "src")
-    refuse = tmp_path / "refuse"
-    refuse.mkdir(exist_ok=True)
-    (refuse / "sitecustomize.py").write_text("import sys\nsys.modules['pixnerd'] = None\n")
-    path = source if package else str(refuse)
+    path = source if package else path_without_this_package(tmp_path)
     environment = os.environ | {
         "PYTHONPATH": path,
         "HF_MODULES_CACHE": str(tmp_path / "modules"),
@@ -267,16 +264,7 @@ def test_the_saved_folder_is_whole_and_holds_the_weights_once(pipeline, tmp_path
     pipeline.save_pretrained(tmp_path)
     model_card(pipeline, "user/name", "openmoji", 10).save(tmp_path / "README.md")
     names = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
-    assert names == {
-        "README.md",
-        "model_index.json",
-        "pixnerd_pipeline.py",
-        "scheduler/pixnerd_scheduler.py",
-        "scheduler/scheduler_config.json",
-        "transformer/config.json",
-        "transformer/diffusion_pytorch_model.safetensors",
-        "transformer/pixnerd_transformer.py",
-    }
+    assert names == SAVED_FILES
     index = json.loads((tmp_path / "model_index.json").read_text())
     assert index["_class_name"] == ["pixnerd_pipeline", "PixNerdPipeline"]
     assert index["transformer"] == ["pixnerd_transformer", "PixNerdTransformer2DModel"]

@@ -1,7 +1,5 @@
 """Every option of train.py acts where its name says, and the paper's configurations are the paper's."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import yaml
@@ -51,9 +49,8 @@ def gradients(monkeypatch) -> list[list[torch.Tensor | None]]:
 def test_a_batch_is_flipped_dropped_shifted_and_given_noise(flip):
     config = train.TrainConfig(**SMALL, flip=flip, time="uniform", shift=3.0, seed=5, label_drop=0.2)
     image, label = torch.randint(0, 256, (400, 3, 2, 2), dtype=torch.uint8), torch.arange(400) % 3
-    objective = SimpleNamespace(transformer=SimpleNamespace(config=SimpleNamespace(num_classes=3)))
     device, places = torch.device("cpu"), range(10, 410)
-    x, y, t, noise = train.prepare(config, {"image": image, "label": label}, 7, places, device, objective)
+    x, y, t, noise = train.prepare(config, {"image": image, "label": label}, 7, places, device, 3)
     chance = draw(5, 7, places, (3, 2, 2), device, "uniform")
     mirrored = (chance["flip"] < 0.5) & flip
     assert torch.equal(x, torch.where(mirrored.view(-1, 1, 1, 1), to_float(image).flip(-1), to_float(image)))

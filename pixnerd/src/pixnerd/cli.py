@@ -56,8 +56,3 @@ def save_config(config: Any, file: Path) -> None:
     """Write the options in effect as YAML that `--config` reads."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(as_dict(config), sort_keys=False), encoding="utf-8")
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

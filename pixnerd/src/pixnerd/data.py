@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from . import openmoji
-from .cli import first_line
+from .errors import first_line
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
@@ -45,16 +45,10 @@ class LabelledImages(Dataset):
 
     def __init__(self, images, labels, class_names: list[str], resolution: int, groups=None) -> None:
         self.images, self.class_names, self.resolution = images, list(class_names), resolution
-        self.labels = np.asarray(labels)
-        if self.labels.ndim != 1 or (self.labels.size and self.labels.dtype.kind not in "iu"):
-            shape, kind = self.labels.shape, self.labels.dtype
-            raise ValueError(f"labels: expected whole numbers (items,), got {kind} of shape {shape}")
-        self.labels = self.labels.astype(np.int64)
-        self.groups = np.arange(len(self.labels)) if groups is None else np.asarray(groups)
         if len(images) == 0:
             raise ValueError("dataset: expected at least one image, found none")
-        if len(images) != len(self.labels):
-            raise ValueError(f"labels: expected {len(images)}, one an image, got {len(self.labels)}")
+        self.labels = _class_ids(labels, len(images))
+        self.groups = np.arange(len(self.labels)) if groups is None else np.asarray(groups)
         wrong = np.flatnonzero((self.labels < 0) | (self.labels >= len(self.class_names)))
         if len(wrong):
             raise ValueError(
@@ -82,6 +76,16 @@ class LabelledImages(Dataset):
     def all_images(self) -> Tensor:
         """(items, 3, resolution, resolution) uint8; for sets that fit into memory."""
         return torch.stack([self[i]["image"] for i in range(len(self))])
+
+
+def _class_ids(labels, count: int) -> np.ndarray:
+    """Labels as (count,) int64, if they are that many whole numbers."""
+    labels = np.asarray(labels)
+    if labels.ndim == 1 and len(labels) != count:
+        raise ValueError(f"labels: expected {count}, one an image, got {len(labels)}")
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(f"labels: expected whole numbers (items,), got {labels.dtype} of shape {labels.shape}")
+    return labels.astype(np.int64)
 
 
 class _Some:
@@ -176,15 +180,17 @@ def _folder(folder: Path, resolution: int, split: str) -> LabelledImages:
         raise OSError(f"dataset: {folder} has a train folder, but none of test, val, validation")
     root = inside[0] if has_splits else folder
     paths = _images_below(root)
-    classes = sorted({_class_folder(p, root) for p in paths})
-    if has_splits:  # ids are those of the training classes, also where the test part lacks some
+    class_of = [_class_folder(p, root) for p in paths]
+    classes = sorted(set(class_of))
+    if has_splits and split == "test":  # ids are those of the training classes, also where this part lacks some
         classes = sorted({_class_folder(p, folder / "train") for p in _images_below(folder / "train")})
     if "" in classes and len(classes) > 1:
         raise ValueError(f"dataset: {root} has images beside its class folders; move them into folders of their own")
-    if unknown := {_class_folder(p, root) for p in paths} - set(classes):
+    if unknown := set(class_of) - set(classes):
         raise ValueError(f"dataset: {root} has a class {min(unknown)!r} that the train folder lacks")
     class_names = [name or folder.name for name in classes]
-    labels = [classes.index(_class_folder(p, root)) for p in paths]
+    ids = {name: number for number, name in enumerate(classes)}
+    labels = [ids[name] for name in class_of]
     if not has_splits:
         chosen = [_in_test(str(p.relative_to(root))) == (split == "test") for p in paths]
         paths = [p for p, c in zip(paths, chosen, strict=True) if c]
@@ -235,11 +241,8 @@ def _arrays(path: Path, resolution: int, split: str) -> LabelledImages:
         if len(bad):
             raise ValueError(f"images: expected uint8, or finite floats in [0, 1]; item {bad[0]} of {path} is not")
         images = np.round(images * 255).astype(np.uint8)
-    if len(labels) != len(images):
-        raise ValueError(f"labels: expected {len(images)}, one an image, got {len(labels)} in {path}")
-    if names is None:
-        whole = labels.dtype.kind in "iu" and labels.size and labels.min() >= 0
-        names = [str(n) for n in range(int(labels.max()) + 1)] if whole else ["0"]
+    labels = _class_ids(labels, len(images))
+    names = names or [str(n) for n in range(labels.max(initial=0) + 1)]
     chosen = np.array([_in_test(str(i)) for i in range(len(images))]) == (split == "test")
     return LabelledImages(images[chosen], labels[chosen], names, resolution)
 

@@ -35,9 +35,7 @@ class EMA:
             return
         n = step // self.every - 1
         decay = min(self.decay, (1 + n) / (10 + n)) if self.warmup else self.decay
-        weights = [
-            p.detach().to(s.dtype) for (_, p), s in zip(self.model.named_parameters(), self._tensors(), strict=True)
-        ]
+        weights = [p.detach().to(s.dtype) for p, s in zip(self.model.parameters(), self._tensors(), strict=True)]
         torch._foreach_lerp_(self._tensors(), weights, 1 - decay)
 
     @contextmanager

@@ -10,6 +10,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 from torch import Tensor
 
+from .errors import first_line
 from .remote_code import write_code
 
 
@@ -212,8 +213,7 @@ class PixNerdPipeline(DiffusionPipeline):
             if "scheduler" not in given:
                 given["scheduler"] = package.PixNerdScheduler.from_pretrained(name, subfolder="scheduler", **hub)
         except Exception as error:  # network, access, layout, safetensors: each its own kind
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise OSError(f"{name}: no whole PixNerd pipeline there ({reason})") from error
+            raise OSError(f"{name}: no whole PixNerd pipeline there ({first_line(error)})") from error
         return cls(**given, id2label=index.get("id2label"))
 
     @staticmethod

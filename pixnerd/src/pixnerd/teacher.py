@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from .alignment import teacher_input
-from .cli import first_line
+from .errors import first_line
 
 
 class Teacher(nn.Module):
