@@ -45,8 +45,8 @@ class TrainConfig:
     """Neural field blocks, if not the preset's."""
     head_channels: int | None = None
     """Width of the neural field, if not the preset's (paper: 64)."""
-    head_type: Literal["neural_field", "linear"] = "neural_field"
-    """The paper's head, or its baseline: a linear head with as many blocks in all."""
+    head_type: Literal["neural_field", "linear", "linear_skip"] = "neural_field"
+    """The paper's head, or its baseline, a linear head with as many blocks in all; or that with a scalar skip."""
 
     dataset: str = "openmoji"
     """openmoji, a folder (with or without class folders), an .npz file, or hf:ID for a data set of the Hub."""
@@ -287,8 +287,8 @@ def build_transformer(config: TrainConfig, num_classes: int) -> PixNerdTransform
         raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {config.preset!r}")
     names = ("hidden_size", "num_attention_heads", "num_layers", "head_layers", "head_channels")
     shape = PRESETS[config.preset] | {n: getattr(config, n) for n in names if getattr(config, n) is not None}
-    if config.head_type == "linear":
-        shape = linear_head_baseline(shape)
+    if config.head_type != "neural_field":
+        shape = linear_head_baseline(shape, skip=config.head_type == "linear_skip")
     transformer = PixNerdTransformer2DModel(sample_size=config.resolution, num_classes=num_classes, **shape)
     if config.gradient_checkpointing:
         transformer.enable_gradient_checkpointing()

@@ -167,7 +167,7 @@ def test_the_split_pixel_embedding_equals_the_concatenated_one():
     head, pixels = head.float(), patchify(images.float(), (4, 4)).transpose(-1, -2)
     code = dct_code(4, 4).expand(*pixels.shape[:2], -1, -1)
     together = head.pixel_embed(torch.cat([pixels, code], dim=-1))
-    assert (head.embed(pixels, (4, 4)) - together).abs().max() <= 1e-6 * together.abs().max()
+    assert (head.embed(pixels, head.constant((4, 4))) - together).abs().max() <= 1e-6 * together.abs().max()
 
 
 def test_every_column_of_the_generated_weights_has_unit_length():
@@ -186,7 +186,7 @@ def test_bfloat16_weights_are_normalised_and_codes_computed_in_float32():
     head = NeuralFieldHead(12, in_channels=3, channels=8, layers=1, mlp_ratio=2, frequencies=8).bfloat16()
     weight, bias = head.pixel_embed.weight, head.pixel_embed.bias
     expected = F.linear(dct_code(16, 16).bfloat16(), weight[:, 3:], bias)
-    assert torch.equal(head.embed(torch.zeros(1, 1, 256, 3).bfloat16(), (16, 16))[0, 0], expected)
+    assert torch.equal(head.embed(torch.zeros(1, 256, 3).bfloat16(), head.constant((16, 16)))[0], expected)
 
 
 def test_generated_weights_of_zero_stay_finite():
@@ -267,7 +267,7 @@ def test_the_linear_head_sees_the_condition_of_the_blocks():
     transformer = random_transformer(head_type="linear")
     x, t, y = torch.randn(1, 3, 16, 16), torch.tensor([0.3]), torch.tensor([1])
     h, _, condition, _ = transformer.encode(x, t, y)
-    assert torch.equal(transformer(x, t, y).sample, transformer.head(h, condition, (4, 4), (16, 16)))
+    assert torch.equal(transformer(x, t, y).sample, transformer.head(x, h, condition, (4, 4)))
 
 
 def test_features_are_the_output_of_the_numbered_block(transformer):

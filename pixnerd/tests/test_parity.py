@@ -10,20 +10,22 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from pixnerd import PixNerdScheduler, PixNerdTransformer2DModel
+from pixnerd import PixNerdScheduler
 from pixnerd.alignment import Projector, dispersive_loss, repa_loss, teacher_input
-from pixnerd.convert import from_official
+from pixnerd.convert import config_of, from_official, transformer_from_official
 from pixnerd.data import center_crop, to_float
 from pixnerd.ema import EMA
 from pixnerd.embeddings import rotary_angles, rotate, time_features
 from pixnerd.flow import LOSS_WEIGHTS, interpolate, lognormal_time, shift_time, velocity_loss
 from pixnerd.layers import patchify
-from pixnerd.neural_field import dct_code
+from pixnerd.neural_field import cosine_code, dct_code
 from pixnerd.objective import Objective
 from pixnerd.pipeline import to_bytes
 from pixnerd.scheduler import adams_coefficients
+from pixnerd.text_transformer import PixNerdTextTransformer2DModel
+from pixnerd.transformer import PixelTransformer
 
-KINDS = {"class_conditional", "tables", "samplers", "training", "ema", "pixels"}
+KINDS = {"class_conditional", "text_to_image", "tables", "samplers", "training", "ema", "pixels"}
 PRECISIONS = {"out": torch.float32, "out64": torch.float64}
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -37,9 +39,9 @@ def find_cases() -> list[tuple[str, str, Path]]:
     return [(json.loads(file.read_text())["kind"], name, file) for name, file in files.items()]
 
 
-def of_kind(kind: str):
-    """A test for each case of this kind; skipped where there is none."""
-    return pytest.mark.parametrize("file", [pytest.param(f, id=name) for k, name, f in find_cases() if k == kind])
+def of_kind(*kinds: str):
+    """A test for each case of these kinds; skipped where there is none."""
+    return pytest.mark.parametrize("file", [pytest.param(f, id=name) for k, name, f in find_cases() if k in kinds])
 
 
 class Case:
@@ -68,81 +70,131 @@ class Case:
         assert error <= tolerance * max(reference.abs().max().item(), 1e-30), f"{name}: {error:.3g}"
 
 
-def network(config: dict, weights: dict, dtype: torch.dtype) -> PixNerdTransformer2DModel:
-    transformer = PixNerdTransformer2DModel(
-        sample_size=4 * config["patch_size"],
-        patch_size=config["patch_size"],
-        in_channels=config.get("channels", 3),
-        hidden_size=config["hidden_size"],
-        num_attention_heads=config["num_heads"],
-        num_layers=config["dit_blocks"],
-        head_layers=config["nerf_blocks"],
-        head_channels=config["nerf_channels"],
-        head_mlp_ratio=config["nerf_mlp_ratio"],
-        head_frequencies=config.get("dct_frequencies", 8),
-        num_classes=config["num_classes"],
+def network(config: dict, weights: dict, dtype: torch.dtype) -> PixelTransformer:
+    """The network of an official state; its shape, read off the state, is the one that the case names."""
+    assert config_of(weights, 4 * config["patch_size"]) | described(config) == config_of(
+        weights, 4 * config["patch_size"]
     )
-    transformer.load_state_dict(from_official(weights))
-    return transformer.to(dtype)
+    return transformer_from_official(weights, 4 * config["patch_size"]).to(dtype)
+
+
+def described(config: dict) -> dict:
+    """Our options by the words of a case."""
+    words = dict(patch_size="patch_size", channels="in_channels", hidden_size="hidden_size")
+    words |= dict(num_heads="num_attention_heads", dit_blocks="num_layers", image_blocks="num_layers")
+    words |= dict(nerf_blocks="head_layers", nerf_channels="head_channels", nerf_mlp_ratio="head_mlp_ratio")
+    words |= dict(dct_frequencies="head_frequencies", num_classes="num_classes", text_refine_blocks="text_layers")
+    words |= dict(text_feature_dim="text_dim", text_length="text_length")
+    return {ours: config[theirs] for theirs, ours in words.items() if theirs in config}
+
+
+def ours_by_official_name(transformer: PixelTransformer, official: dict) -> dict[str, list[torch.nn.Parameter]]:
+    """Our parameters that hold each official tensor, by the official names: two for a w12, else one."""
+    numbered = {key: torch.full_like(tensor, float(n)) for n, (key, tensor) in enumerate(official.items())}
+    parameters, found = dict(transformer.named_parameters()), {key: [] for key in official}
+    for ours, tensor in from_official(numbered).items():
+        found[list(official)[int(tensor.flatten()[0])]].append(parameters[ours])
+    return found
 
 
 def test_every_kind_of_case_is_run():
     if not (os.environ.get("PARITY_DATA") or os.environ.get("REQUIRE_PARITY")):
         pytest.skip("PARITY_DATA is not set: only the case of this repository was compared")
-    assert {kind for kind, *_ in find_cases()} - {"text_to_image"} == KINDS
+    assert {kind for kind, *_ in find_cases()} == KINDS
 
 
-@of_kind("class_conditional")
+@pytest.mark.parametrize(
+    "file", [pytest.param(f, id=n) for k, n, f in find_cases() if k.startswith(("class_", "text_"))]
+)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_network(file, precision):
     case, dtype = Case(file), PRECISIONS[precision]
-    transformer = network(case.config, case.weights(), dtype)
-    assert sum(p.numel() for p in transformer.parameters()) == case.config["parameters"]
-    y, grad = case.input("y", dtype), precision.replace("out", "grad")
-    official = {key: key for key in case.weights()}
-    ours_of = dict(zip(official, from_official(official), strict=True))
-    for number, run in enumerate(case.config["runs"]):
+    config, grad = case.config, precision.replace("out", "grad")
+    transformer = network(config, case.weights(), dtype)
+    assert sum(p.numel() for p in transformer.parameters()) == config["parameters"]
+    ours = ours_by_official_name(transformer, case.weights())
+    kind = "y" if "num_classes" in config else "text"
+    for number, run in enumerate(config["runs"]):
         suffix, t = run["suffix"], case.input("t", dtype).requires_grad_()
-        x = case.input(f"x{suffix}", dtype).requires_grad_()
+        x, condition = case.input(f"x{suffix}", dtype).requires_grad_(), case.input(kind, dtype).clone()
+        base = (config["base_height"], config["base_width"]) if kind == "text" else None
+        if kind == "text":
+            condition.requires_grad_()
         transformer.zero_grad()
-        v = transformer(x, t, y).sample
+        v = transformer(x, t, condition, encoder_size=base).sample
         case.check(precision, f"v{suffix}", v)
         (v * case.input(f"cotangent{suffix}", dtype)).sum().backward()
         case.check(grad, f"x{suffix}", x.grad)
+        if kind == "text":
+            case.check(grad, f"text{suffix}", condition.grad)
         if number == 0:
             case.check(grad, "t", t.grad)
-            parameters = dict(transformer.named_parameters())
             for key in case.tensors:
                 name = key.removeprefix(f"{grad}.")
-                if key.startswith(f"{grad}.") and name in ours_of:
-                    case.check(grad, name, parameters[ours_of[name]].grad)
+                if key.startswith(f"{grad}.") and name in ours:
+                    case.check(grad, name, torch.cat([p.grad for p in ours[name]]))
+            if kind == "text":
+                cut = condition.detach()[:1].clone()
+                cut[:, -2:] = 0
+                v = transformer(x[:1], t[:1], cut, encoder_size=base).sample
+                case.check(precision, "v_text_tail_zero", v)
 
 
-@of_kind("class_conditional")
+@pytest.mark.parametrize(
+    "file", [pytest.param(f, id=n) for k, n, f in find_cases() if k.startswith(("class_", "text_"))]
+)
 def test_intermediates(file):
     case = Case(file)
     transformer = network(case.config, case.weights(), torch.float32)
     config, suffix = case.config, case.config["runs"][0]["suffix"]
-    x, t, y = case.input(f"x{suffix}", torch.float32), case.input("t", torch.float32), case.input("y", torch.float32)
+    x, t = case.input(f"x{suffix}", torch.float32), case.input("t", torch.float32)
     p, head, row = config["patch_size"], transformer.head, config["patch_row"]
     patches = patchify(x, (p, p))
-    case.check("mid", "temb", transformer.time_embed(t))
-    case.check("mid", "yemb", transformer.class_embed(y))
-    case.check("mid", "tokens", transformer.patch_embed(patches.flatten(-2)))
-    for number in range(config["dit_blocks"]):
-        case.check("mid", f"block{number}", transformer.encode(x, t, y, number + 1)[3])
-    h, time, *_ = transformer.encode(x, t, y)
-    condition = torch.nn.functional.silu(time + h)
-    case.check("mid", "s", condition.flatten(0, 1))
-    z = head.embed(patches.transpose(-1, -2), (p, p))
-    case.check("mid", "pixel", z.flatten(0, 1)[row])
+    tokens, angles = transformer.tokens(x)
+    time = transformer.time_embed(t)[:, None]
+    case.check("mid", "temb", time)
+    if "num_classes" in config:
+        blocks, condition = config["dit_blocks"], case.input("y", torch.float32)
+        case.check("mid", "yemb", transformer.class_embed(condition))
+        case.check("mid", "tokens", tokens)
+    else:
+        blocks, condition = config["image_blocks"], case.input("text", torch.float32)
+        case.check("mid", f"tokens{suffix}", tokens)
+        text = transformer.text_norm(transformer.text_embed(condition))
+        case.check("mid", "text_proj", text)
+        text = text + transformer.text_positions
+        for number, block in enumerate(transformer.text_blocks):
+            text = block(text, torch.nn.functional.silu(time))
+            case.check("mid", f"text{number}", text)
+        attention_inputs(case, transformer, tokens, time, angles, text)
+    for number in range(blocks):
+        case.check("mid", f"block{number}", transformer.encode(x, t, condition, number + 1)[3])
+    h, time, *_ = transformer.encode(x, t, condition)
+    s = torch.nn.functional.silu(time + h).flatten(0, 1)
+    case.check("mid", "s" if "num_classes" in config else f"s{suffix}", s)
+    z = head.embed(patches.flatten(0, 1).transpose(-1, -2), head.constant((p, p)))
+    case.check("mid", "pixel" if "num_classes" in config else f"pixel{suffix}", z[row])
     for r, block in enumerate(head.blocks):
-        w1, w2 = (w.flatten(0, 1)[row] for w in block.weights(condition))
-        case.check("mid", f"nerf{r}_raw", block.generator(condition).flatten(0, 1)[row])
+        w1, w2 = (w[row] for w in block.weights(s))
+        if f"mid.nerf{r}_raw" in case.tensors:
+            case.check("mid", f"nerf{r}_raw", block.generator(s)[row])
         case.check("mid", f"nerf{r}_W1", w1)
         case.check("mid", f"nerf{r}_W2", w2)
-        z = block(z, condition)
-        case.check("mid", f"nerf{r}", z.flatten(0, 1)[row])
+        z = block(z, s)
+        case.check("mid", f"nerf{r}", z[row])
+
+
+def attention_inputs(case: Case, transformer, tokens, time, angles, text) -> None:
+    """Queries, keys and values of the first image block: the image's, rotated, then the text's, not."""
+    block, seen = transformer.blocks[0], {}
+    shift, scale = block.adaln(torch.nn.functional.silu(time)).chunk(6, dim=-1)[:2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "pixnerd.transformer.F.scaled_dot_product_attention", lambda q, k, v: seen.update(q=q, k=k, v=v) or q
+        )
+        block.attn(block.norm1(tokens) * (1 + scale) + shift, angles, text)
+    for name, tensor in seen.items():
+        case.check("mid", f"attn0_{name}", tensor)
 
 
 @of_kind("tables")
@@ -158,6 +210,13 @@ def test_tables(file, precision):
     for entry in case.config["rope"]:
         table = angles(entry)
         case.check(precision, entry["key"], torch.stack([table.cos(), table.sin()], dim=-1))
+    for entry in case.config["rope_text_to_image"]:
+        rows, columns = entry["height"], entry["width"]
+        extent = PixNerdTextTransformer2DModel.rotary_extent(None, rows, columns)
+        table = rotary_angles(rows, columns, entry["head_dim"], extent, dtype=dtype)
+        case.check(precision, entry["key"], torch.stack([table.cos(), table.sin()], dim=-1))
+    for entry in case.config["code_text_to_image"]:
+        case.check(precision, entry["key"], cosine_code(entry["patch_h"], entry["patch_w"], dtype=dtype))
     entry = case.config["time_features"]
     case.check(precision, entry["key"], time_features(case.input("t", dtype), entry["dim"], entry["max_period"]))
     q = case.input("q", dtype).transpose(1, 2)  # (batch, heads, tokens, dim)
@@ -250,12 +309,11 @@ def test_training(file, precision):
     case.check(precision, "repa.cos_loss", losses["repa"])
     losses["loss"].backward()
     grad = precision.replace("out", "grad")
-    ours, official = dict(transformer.named_parameters()), {key: key for key in case.weights("weights.denoiser.")}
-    ours_of = dict(zip(official, from_official(official), strict=True))
+    ours = ours_by_official_name(transformer, case.weights("weights.denoiser."))
     for key in [key for key in case.tensors if key.startswith(f"{grad}.")]:
         name = key.removeprefix(f"{grad}.")
         if name.startswith("denoiser."):
-            case.check(grad, name, ours[ours_of[name.removeprefix("denoiser.")]].grad)
+            case.check(grad, name, ours[name.removeprefix("denoiser.")][0].grad)
         elif name.startswith("diffusion_trainer.proj.0."):
             parameter = dict(projector.named_parameters())[name.removeprefix("diffusion_trainer.proj.0.")]
             case.check(grad, name, parameter.grad)
@@ -274,7 +332,7 @@ def test_training(file, precision):
     same = dispersive_loss(features, config["dispersive_temperature"])
     case.check(precision, "disperse.feature_loss", same)
     losses["loss"].backward()
-    case.check(grad, "disperse.denoiser.s_embedder.proj.weight", ours["patch_embed.weight"].grad)
+    case.check(grad, "disperse.denoiser.s_embedder.proj.weight", transformer.patch_embed.weight.grad)
 
 
 @of_kind("ema")

@@ -1,38 +1,214 @@
-"""Names of the official checkpoint's tensors, and ours."""
+"""Official checkpoints: their names and ours, in both directions, and reading their files without running them."""
 
+import math
 import re
+from pathlib import Path
 
+import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-# official name, with {i} a transformer block and {r} a neural field block, → ours
-CLASS_CONDITIONAL_KEYS = {
-    "s_embedder.proj": "patch_embed",
-    "t_embedder.mlp": "time_embed.mlp",
-    "y_embedder.embedding_table": "class_embed",
-    "x_embedder.embedder.0": "head.pixel_embed",
-    "final_layer.norm": "head.norm",
-    "final_layer.linear": "head.proj",
-    "blocks.{i}.adaLN_modulation.0": "blocks.{i}.adaln",
-    "blocks.{r}.param_generator1.0": "head.blocks.{r}.generator",
-    "blocks.{r}.norm": "head.blocks.{r}.norm",
-}
+from .errors import first_line
+from .text_transformer import PixNerdTextTransformer2DModel
+from .transformer import PixelTransformer, PixNerdTransformer2DModel
+
+# official name, with {i} a transformer block and {r} a neural field block, and ours
+_BOTH = (
+    ("s_embedder.proj", "patch_embed"),
+    ("t_embedder.mlp", "time_embed.mlp"),
+    ("x_embedder.embedder.0", "head.pixel_embed"),
+    ("final_layer.linear", "head.proj"),
+    ("blocks.{i}.adaLN_modulation.0", "blocks.{i}.adaln"),
+    ("blocks.{r}.param_generator1.0", "head.blocks.{r}.generator"),
+    ("blocks.{r}.norm", "head.blocks.{r}.norm"),
+)
+_CLASS_CONDITIONAL = (
+    *_BOTH,
+    ("y_embedder.embedding_table", "class_embed"),
+    ("final_layer.norm", "head.norm"),
+)
+_TEXT_TO_IMAGE = (
+    *_BOTH,
+    ("y_embedder.proj", "text_embed"),
+    ("y_embedder.norm", "text_norm"),
+    ("y_pos_embedding", "text_positions"),
+    ("blocks.{i}.attn.qkv_x", "blocks.{i}.attn.qkv"),
+    ("blocks.{i}.attn.kv_y", "blocks.{i}.attn.text_kv"),
+    ("blocks.{i}.mlp.w3", "blocks.{i}.mlp.w2"),
+    ("text_refine_blocks.{i}.adaLN_modulation.0", "text_blocks.{i}.adaln"),
+    ("text_refine_blocks.{i}.mlp.w3", "text_blocks.{i}.mlp.w2"),
+    ("text_refine_blocks.{i}", "text_blocks.{i}"),
+)
+PREFIXES = ("ema_denoiser.", "denoiser.", "")
+"""Where the network's weights may stand in a checkpoint, the averaged ones first."""
 
 
 def from_official(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Official class-conditional names (without a prefix such as `ema_denoiser.`) → names of our transformer.
+    """Official names (without a prefix such as `ema_denoiser.`) → names of our transformers.
 
-    The official model counts its neural field blocks on from its transformer blocks.
+    The official model counts its neural field blocks on from its transformer blocks; the text-to-image one holds two
+    matrices of the MLP in one, w12, and calls the third w3.
     """
-    depth = 1 + max(int(m[1]) for key in state if (m := re.match(r"blocks\.(\d+)\.attn\.", key)))
-    return {_rename(key, depth): tensor for key, tensor in state.items()}
+    depth = sum(re.fullmatch(r"blocks\.\d+\.attn\.proj\.weight", key) is not None for key in state)
+    pairs = _TEXT_TO_IMAGE if "y_pos_embedding" in state else _CLASS_CONDITIONAL
+    ours = {}
+    for key, tensor in state.items():
+        if match := re.fullmatch(r"(text_refine_)?blocks\.(\d+)\.mlp\.w12\.weight", key):
+            block = f"{'text_blocks' if match[1] else 'blocks'}.{match[2]}.mlp"
+            ours[f"{block}.w1.weight"], ours[f"{block}.w3.weight"] = tensor.chunk(2)
+        else:
+            ours[_rename(key, pairs, depth)] = tensor
+    return ours
 
 
-def _rename(key: str, depth: int) -> str:
-    block = re.match(r"blocks\.(\d+)\.", key)
-    number = int(block[1]) if block else None
-    pattern = key if block is None else key.replace(block[0], f"blocks.{{{'i' if number < depth else 'r'}}}.", 1)
-    for official, ours in CLASS_CONDITIONAL_KEYS.items():
-        if pattern.startswith(official + "."):
-            pattern = ours + pattern.removeprefix(official)
-            break
-    return pattern.format(i=number, r=None if number is None else number - depth)
+def to_official(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `from_official`."""
+    depth = sum(re.fullmatch(r"blocks\.\d+\.attn\.proj\.weight", key) is not None for key in state)
+    text = "text_positions" in state
+    pairs = [(ours, official) for official, ours in (_TEXT_TO_IMAGE if text else _CLASS_CONDITIONAL)]
+    official = {}
+    for key, tensor in state.items():
+        if text and key.endswith("mlp.w1.weight"):
+            block = key.removesuffix("w1.weight").replace("text_blocks.", "text_refine_blocks.")
+            official[f"{block}w12.weight"] = torch.cat([tensor, state[key.replace("mlp.w1.", "mlp.w3.")]])
+        elif not (text and key.endswith("mlp.w3.weight")):
+            official[_rename(key, pairs, depth)] = tensor
+    return official
+
+
+def _rename(key: str, pairs, depth: int) -> str:
+    """One name by the first pair that fits; {r} is counted on from `depth` on the official side."""
+    for source, target in pairs:
+        pattern = re.escape(source).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\{r\}", r"(?P<r>\d+)")
+        match = re.match(rf"{pattern}(?=\.|$)", key)
+        if not match:
+            continue
+        number = {name: int(value) for name, value in match.groupdict().items()}
+        if "r" in number and source.startswith("blocks."):
+            if number["r"] < depth:
+                continue
+            number["r"] -= depth
+        elif "r" in number:
+            number["r"] += depth
+        return target.format(**number) + key[match.end() :]
+    return key
+
+
+def config_of(state: dict[str, Tensor], sample_size: int) -> dict[str, int]:
+    """The options of our network, read off the shapes of an official state.
+
+    Args:
+        state: official names, without a prefix.
+        sample_size: side of the images that it was trained on, which no shape tells.
+
+    Raises:
+        ValueError: a tensor is missing that every such network has.
+    """
+    depth = sum(re.fullmatch(r"blocks\.\d+\.attn\.proj\.weight", key) is not None for key in state)
+    try:
+        hidden_size, patch_numbers = state["s_embedder.proj.weight"].shape
+        in_channels, head_channels = state["final_layer.linear.weight"].shape
+        generated = len(state[f"blocks.{depth}.param_generator1.0.bias"])
+        config = dict(
+            sample_size=sample_size,
+            patch_size=math.isqrt(patch_numbers // in_channels),
+            in_channels=in_channels,
+            hidden_size=hidden_size,
+            num_attention_heads=hidden_size // len(state["blocks.0.attn.q_norm.weight"]),
+            num_layers=depth,
+            head_layers=sum(key.endswith("param_generator1.0.bias") for key in state),
+            head_channels=head_channels,
+            head_mlp_ratio=generated // (2 * head_channels**2),
+            head_frequencies=math.isqrt(state["x_embedder.embedder.0.weight"].shape[1] - in_channels),
+        )
+        if "y_pos_embedding" not in state:
+            return config | dict(num_classes=len(state["y_embedder.embedding_table.weight"]) - 1)
+        return config | dict(
+            text_layers=sum(re.fullmatch(r"text_refine_blocks\.\d+\.norm1\.weight", key) is not None for key in state),
+            text_dim=state["y_embedder.proj.weight"].shape[1],
+            text_length=state["y_pos_embedding"].shape[1],
+        )
+    except KeyError as error:
+        raise ValueError(f"checkpoint: expected the tensors of an official PixNerd, {error} is missing") from error
+
+
+def transformer_from_official(state: dict[str, Tensor], sample_size: int) -> PixelTransformer:
+    """The network of an official state, class-conditional or text-to-image.
+
+    Args:
+        state: official names, without a prefix.
+        sample_size: side of the images that it was trained on.
+
+    Raises:
+        ValueError: tensors missing or too many, by name.
+    """
+    kind = PixNerdTextTransformer2DModel if "y_pos_embedding" in state else PixNerdTransformer2DModel
+    with torch.device("meta"):
+        transformer = kind(**config_of(state, sample_size))
+    weights = from_official(state)
+    wanted = transformer.state_dict()
+    for word, keys in {"missing": wanted.keys() - weights.keys(), "unknown": weights.keys() - wanted.keys()}.items():
+        if keys:
+            raise ValueError(f"checkpoint: {len(keys)} tensors are {word}, the first is {min(keys)}")
+    for key, tensor in weights.items():
+        if tensor.shape != wanted[key].shape:
+            raise ValueError(f"checkpoint: {key}: expected {tuple(wanted[key].shape)}, got {tuple(tensor.shape)}")
+    transformer.load_state_dict(weights, assign=True)
+    return transformer.float().eval().requires_grad_(True)
+
+
+class _Inert:
+    """Stands for a class of a checkpoint that we do not know: takes any state and does nothing."""
+
+    def __new__(cls, *args, **kwargs):
+        return object.__new__(cls)
+
+    def __init__(self, *args, **kwargs) -> None:
+        pass
+
+    def __setstate__(self, state) -> None:
+        pass
+
+
+def read_official(file: str | Path) -> dict[str, Tensor]:
+    """The network's weights from an official file, the averaged ones if it has them, without their prefix.
+
+    Lightning checkpoints are read with `weights_only=True`; globals that this refuses become inert stand-ins, so that
+    nothing in the file is run. The file is mapped, not read: only the tensors that are used take memory.
+
+    Args:
+        file: `.ckpt`, `.pt` or `.safetensors`.
+
+    Raises:
+        OSError: no such file, or it is broken.
+        ValueError: it holds no PixNerd.
+    """
+    file = Path(file)
+    if not file.is_file():
+        raise OSError(f"checkpoint: no file {file}")
+    try:
+        if file.suffix == ".safetensors":
+            loaded = load_file(file)
+        else:
+            unknown = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+            stubs = [(type(name.rpartition(".")[2], (_Inert,), {}), name) for name in unknown]
+            with torch.serialization.safe_globals(stubs):
+                loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # zip, pickle and format errors, each of its own kind
+        raise OSError(f"checkpoint: {file} is not whole, fetch it again ({first_line(error)})") from error
+    state = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else {}
+    for prefix in PREFIXES:
+        if f"{prefix}s_embedder.proj.weight" in state:
+            # names of torch.compile's wrapper are left out
+            found = {key.replace("_orig_mod.", ""): t for key, t in state.items() if key.startswith(prefix)}
+            return {key.removeprefix(prefix): tensor for key, tensor in found.items()}
+    raise ValueError(f"checkpoint: {file} has no tensor s_embedder.proj.weight; it holds no official PixNerd")
+
+
+def write_official(transformer: PixelTransformer, file: str | Path) -> None:
+    """Write a transformer's weights as a checkpoint that the official code reads, under `ema_denoiser.`."""
+    state = {f"ema_denoiser.{key}": tensor for key, tensor in to_official(transformer.state_dict()).items()}
+    file = Path(file)
+    partial = file.with_name(f".{file.name}.partial")
+    torch.save({"state_dict": state}, partial)
+    partial.rename(file)

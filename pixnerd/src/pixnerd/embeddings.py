@@ -37,19 +37,30 @@ class TimeEmbedding(nn.Module):
         return self.mlp(time_features(t).to(self.mlp[0].weight.dtype))
 
 
-def rotary_angles(height: int, width: int, head_dim: int, *, device=None, dtype=torch.float32) -> Tensor:
+def rotary_angles(
+    height: int,
+    width: int,
+    head_dim: int,
+    extent: tuple[float, float] = (ROTARY_EXTENT, ROTARY_EXTENT),
+    *,
+    device=None,
+    dtype=torch.float32,
+) -> Tensor:
     """Angles of the two-dimensional rotary embedding for a grid of `height` x `width` tokens.
 
-    Both axes span 0..16, end point included, whatever the grid (official code): a finer grid takes smaller
-    steps. Pair 2m of a head turns with the column, pair 2m + 1 with the row, both at frequency 10000^(-4m / head_dim).
+    By default both axes span 0..16 whatever the grid (official code): a finer grid takes smaller steps. Pair 2m of a
+    head turns with the column, pair 2m + 1 with the row, both at frequency 10000^(-4m / head_dim).
+
+    Args:
+        extent: last position of the rows and of the columns, end point included; the first is 0.
 
     Returns:
         (height * width, head_dim / 2), row-major over the grid.
     """
     options = {"device": device, "dtype": dtype}
     frequencies = 10000.0 ** (-torch.arange(0, head_dim, 4, **options) / head_dim)
-    row = torch.linspace(0, ROTARY_EXTENT, height, **options)[:, None, None] * frequencies  # (height, 1, head_dim / 4)
-    column = torch.linspace(0, ROTARY_EXTENT, width, **options)[None, :, None] * frequencies  # (1, width, head_dim / 4)
+    row = torch.linspace(0, extent[0], height, **options)[:, None, None] * frequencies  # (height, 1, head_dim / 4)
+    column = torch.linspace(0, extent[1], width, **options)[None, :, None] * frequencies  # (1, width, head_dim / 4)
     angles = torch.stack(torch.broadcast_tensors(column, row), dim=-1)  # (height, width, head_dim / 4, 2)
     return angles.reshape(height * width, head_dim // 2)
 

@@ -1,7 +1,8 @@
-"""What both halves of the network are built from: the norm, and patches."""
+"""What both halves of the network are built from: the norm, patches, and running a block."""
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -10,16 +11,22 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm with a learned scale, in float32, cast back before the scale (official code, eps 1e-6)."""
+    """Root-mean-square norm with a learned scale, in float32 (official code, eps 1e-6).
 
-    def __init__(self, dim: int) -> None:
+    Args:
+        dim: channels.
+        scale_wide: cast back after the scale, as the text-to-image network does, not before it.
+    """
+
+    def __init__(self, dim: int, scale_wide: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
+        self.scale_wide = scale_wide
 
     def forward(self, x: Tensor) -> Tensor:
         wide = at_least_float32(x)
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
-        return normed.to(x.dtype) * self.weight
+        return (normed * self.weight).to(x.dtype) if self.scale_wide else normed.to(x.dtype) * self.weight
 
 
 def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
@@ -36,3 +43,10 @@ def unpatchify(patches: Tensor, patch: tuple[int, int], size: tuple[int, int]) -
     batch, _, channels, _ = patches.shape
     x = patches.reshape(batch, height // ph, width // pw, channels, ph, pw)
     return x.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, height, width)
+
+
+def run(block: nn.Module, *inputs: Tensor, checkpointing: bool) -> Tensor:
+    """A block's output; with `checkpointing` it is computed again in the backward pass, to save memory."""
+    if checkpointing and torch.is_grad_enabled():
+        return checkpoint(block, *inputs, use_reentrant=False)
+    return block(*inputs)
