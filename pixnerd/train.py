@@ -15,18 +15,30 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from pixnerd import PRESETS, PixNerdPipeline, PixNerdScheduler, PixNerdTransformer2DModel, linear_head_baseline
+from pixnerd import (
+    PRESETS,
+    TEXT_PRESETS,
+    PixNerdPipeline,
+    PixNerdScheduler,
+    PixNerdTextToImagePipeline,
+    PixNerdTextTransformer2DModel,
+    PixNerdTransformer2DModel,
+    linear_head_baseline,
+)
 from pixnerd.alignment import Projector
 from pixnerd.card import model_card
 from pixnerd.checkpointing import Checkpoints, StopSignal, leave_group
 from pixnerd.cli import as_dict, run, save_config
-from pixnerd.data import LabelledImages, StepSampler, load_images, places_of, to_float
+from pixnerd.conditioning import Captions, Labels
+from pixnerd.data import LabelledImages, StepSampler, default_cache, load_images, places_of, to_float
 from pixnerd.ema import EMA
 from pixnerd.flow import draw, shift_time
 from pixnerd.objective import Objective
 from pixnerd.pictures import grid
-from pixnerd.sampling import sample_many
+from pixnerd.sampling import load_pipeline, sample_many
 from pixnerd.teacher import Teacher
+from pixnerd.text_encoder import PromptFeatures
+from pixnerd.transformer import PixelTransformer
 
 
 @dataclass
@@ -34,7 +46,8 @@ class TrainConfig:
     """Train PixNerd. The defaults are the demo: OpenMoji at 32 pixels on two CPU cores."""
 
     preset: str = "S/8"
-    """Size of the network and of its patches in pixels: S/8, S/4 (ours), B/16, L/16, XL/16, XL/8 (paper)."""
+    """Size of the network and of its patches in pixels: S/8, S/4 (ours), B/16, L/16, XL/16, XL/8 (paper); with a text
+    encoder S/8 (ours), XXL/16 (paper)."""
     hidden_size: int | None = None
     """Width of the transformer, if not the preset's."""
     num_attention_heads: int | None = None
@@ -48,8 +61,19 @@ class TrainConfig:
     head_type: Literal["neural_field", "linear", "linear_skip"] = "neural_field"
     """The paper's head, or its baseline, a linear head with as many blocks in all; or that with a scalar skip."""
 
+    text_encoder: str | None = None
+    """Train on captions: the language model that reads them, a Hub id (paper: Qwen/Qwen3-1.7B), a folder, a .gguf file,
+    or smollm2 of requirements-data.txt; none: train on classes."""
+    text_length: int = 128
+    """Tokens a caption, padding included (paper: 128)."""
+    text_layers: int | None = None
+    """Transformer blocks of the text, if not the preset's."""
+    keep_text: bool = False
+    """Read each caption once, before training, and keep its features: for data sets whose captions fit into memory."""
+
     dataset: str = "openmoji"
-    """openmoji, a folder (with or without class folders), an .npz file, or hf:ID for a data set of the Hub."""
+    """openmoji, a folder (with or without class folders), an .npz file, or hf:ID for a data set of the Hub; captions
+    are emoji names, NAME.txt beside each image, an array, or the text column."""
     resolution: int = 32
     """Side of the images in pixels (paper: 256 and 512)."""
     balanced: bool | None = None
@@ -58,24 +82,24 @@ class TrainConfig:
     flip: bool = False
     """Mirror half of the images (the released configurations do not)."""
     cache_dir: Path | None = None
-    """Where rendered OpenMoji are kept (default: ~/.cache/iclr26-pixnerd)."""
+    """Where rendered OpenMoji and kept text features are (default: ~/.cache/iclr26-pixnerd)."""
     workers: int = 0
     """Processes that read images, for each training process."""
 
     steps: int = 4000
-    """Optimiser steps (paper: 800,000 at 256 pixels)."""
+    """Optimiser steps (paper: 800,000 at 256 pixels; text to image 200,000, then 80,000 at 512)."""
     batch_size: int = 32
-    """Images a step, of all processes together (paper: 256)."""
+    """Images a step, of all processes together (paper: 256; text to image 1,536, then 512)."""
     gradient_accumulation: int = 1
     """Parts into which each process cuts its share of the batch, to save memory."""
     lr: float = 1e-3
-    """Learning rate of AdamW, constant (paper: 1e-4)."""
+    """Learning rate of AdamW, constant (paper: 1e-4; text to image 2e-4, 1e-4, 1e-5 by stage)."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's (paper: 0.9, 0.999 for class-conditional models)."""
+    """AdamW's (paper: 0.9, 0.999; text to image 0.9, 0.95 before the last stage)."""
     weight_decay: float = 0.0
     """AdamW's (paper: 0)."""
     clip: float | None = None
-    """Largest norm of the gradient (paper: none for class-conditional models)."""
+    """Largest norm of the gradient (paper: none for class-conditional models, 1 for text to image)."""
     ema_decay: float = 0.998
     """Decay of the moving average of the weights at each step (paper: 0.9999)."""
     ema_warmup: bool = True
@@ -86,9 +110,12 @@ class TrainConfig:
     time: Literal["lognormal", "uniform"] = "lognormal"
     """Distribution of the time before the shift (paper: the sigmoid of a normal)."""
     shift: float = 1.0
-    """Time shift; above 1 towards noise (paper: 1 for class-conditional models)."""
+    """Time shift; above 1 towards noise (paper: 1 for class-conditional models; text to image 2 at 256 pixels, 4 at
+    512)."""
+    sample_shift: float = 1.0
+    """Time shift of the sampler that is saved with the model (paper: 1 for class-conditional models, else 3)."""
     label_drop: float = 0.1
-    """Share of labels replaced by no class, for guidance (paper: 0.1)."""
+    """Share of labels or captions replaced by none, for guidance (paper: 0.1)."""
     prediction_type: Literal["velocity", "sample"] = "sample"
     """What the network answers: the velocity (paper), or the clean image, with the loss still on the velocity, as in
     JiT: the demo's choice, whose pictures are cleaner after so few steps."""
@@ -99,12 +126,12 @@ class TrainConfig:
     repa_weight: float = 0.5
     """Weight of the alignment loss (paper: 0.5)."""
     feature_layer: int = 8
-    """Block whose tokens are aligned or dispersed, from 1 (paper: 8)."""
+    """Block whose tokens are aligned or dispersed, from 1 (paper: 8; text to image 6)."""
     dispersive_weight: float = 0.0
     """Weight of the dispersive loss (official code: 0.5 where it is used; not in the paper's recipe)."""
 
     init_from: str | None = None
-    """Saved model to start from, a folder or a Hub id: 512 pixels are fine-tuned from 256."""
+    """Saved model to start from, a folder or a Hub id: 512 pixels are trained on from 256."""
     mixed_precision: Literal["no", "bf16"] | None = None
     """Precision of the network (paper: bf16); None takes accelerate's configuration."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
@@ -113,6 +140,10 @@ class TrainConfig:
     """Compile the network with torch.compile (official code does)."""
     gradient_checkpointing: bool = False
     """Recompute the blocks in the backward pass: less memory, about a third more time."""
+    head_checkpointing: bool = False
+    """Recompute only the neural field's blocks, which take most of the memory beyond a linear head's."""
+    head_tile_size: int | None = None
+    """Compute the neural field for so many patches at a time: less memory."""
     threads: int | None = None
     """CPU threads of each process (default: the cores divided by the processes on this machine)."""
 
@@ -153,9 +184,11 @@ def main(config: TrainConfig) -> None:
     found = checkpoints.find(config.resume, overwrite=config.overwrite)
     check_hub(config, accelerator)
     with accelerator.local_main_process_first():
-        data = load_images(config.dataset, config.resolution, "train", config.cache_dir)
+        captioned = config.text_encoder is not None
+        data = load_images(config.dataset, config.resolution, "train", config.cache_dir, captioned)
+        condition = conditioning(config, accelerator, data)
     torch.manual_seed(config.seed)
-    objective, teacher = build(config, accelerator, len(data.class_names), resumed=found is not None)
+    objective, teacher = build(config, accelerator, condition, resumed=found is not None)
     groups = {"lr": config.lr, "betas": config.betas, "weight_decay": config.weight_decay}
     optimizer = torch.optim.AdamW(objective.parameters(), **groups)
     objective, optimizer = accelerator.prepare(objective, optimizer)
@@ -175,13 +208,11 @@ def main(config: TrainConfig) -> None:
         for step in progress:
             totals: dict[str, Tensor] = {}
             for places in slices:
-                x, labels, t, noise = prepare(
-                    config, next(batches), step, places, accelerator.device, len(data.class_names)
-                )
+                x, told, t, noise = prepare(config, next(batches), step, places, accelerator.device, condition)
                 with accelerator.accumulate(objective):
                     with accelerator.autocast():
                         tokens = teacher((x + 1) / 2) if teacher else None
-                        losses = objective(x, labels, t, noise, tokens)
+                        losses = objective(x, told, t, noise, tokens)
                     accelerator.backward(losses["loss"])
                     for name, value in losses.items():
                         totals[name] = totals.get(name, 0) + value.detach() / len(slices)
@@ -201,7 +232,7 @@ def main(config: TrainConfig) -> None:
                 accelerator.end_training()
                 raise SystemExit(f"stopped at step {done} and saved; go on with --resume latest")
             if config.preview_every and done % config.preview_every == 0 and log.shown and not is_sharded(accelerator):
-                preview(config, bare.transformer, ema, len(data.class_names), done)
+                preview(config, bare.transformer, ema, data, condition, done)
     finish(config, accelerator, bare.transformer, ema, data)
 
 
@@ -210,12 +241,13 @@ def check(config: TrainConfig) -> None:
     least = dict(steps=1, batch_size=1, gradient_accumulation=1, resolution=1, checkpoint_every=1, keep_checkpoints=1)
     least |= dict(log_every=1, ema_every=1, feature_layer=1, threads=1, num_layers=1, head_layers=1, head_channels=1)
     least |= dict(hidden_size=1, num_attention_heads=1, preview_every=0, workers=0, seed=0)
+    least |= dict(text_length=1, text_layers=0, head_tile_size=1)
     least |= dict(weight_decay=0, repa_weight=0, dispersive_weight=0, ema_decay=0, label_drop=0)
     for name, low in least.items():
         value = getattr(config, name)
         if value is not None and not value >= low:
             raise ValueError(f"{name}: expected at least {low}, got {value}")
-    for name in ("lr", "shift", "clip"):
+    for name in ("lr", "shift", "sample_shift", "clip"):
         value = getattr(config, name)
         if value is not None and not value > 0:
             raise ValueError(f"{name}: expected a positive number, got {value}")
@@ -229,16 +261,16 @@ def check(config: TrainConfig) -> None:
 
 
 def prepare(
-    config: TrainConfig, batch: dict[str, Tensor], step: int, places: range, device: torch.device, no_class: int
+    config: TrainConfig, batch: dict, step: int, places: range, device: torch.device, condition: Labels | Captions
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Clean images in [-1, 1], labels after the drop to `no_class`, times after the shift, and noise, on the device."""
-    image, label = (batch[name].to(device, non_blocking=True) for name in ("image", "label"))
+    """Clean images in [-1, 1], labels or text features after the drop, times after the shift, and noise."""
+    image = batch["image"].to(device, non_blocking=True)
     chance = draw(config.seed, step, places, tuple(image.shape[1:]), device, config.time)
     x = to_float(image)
     if config.flip:
         x = torch.where(chance["flip"].view(-1, 1, 1, 1) < 0.5, x.flip(-1), x)
-    label = torch.where(chance["drop"] < config.label_drop, no_class, label)
-    return x, label, shift_time(chance["t"], config.shift), chance["noise"]
+    told = condition(batch, chance["drop"] < config.label_drop)
+    return x, told, shift_time(chance["t"], config.shift), chance["noise"]
 
 
 def set_up_device(config: TrainConfig, accelerator: Accelerator) -> None:
@@ -258,11 +290,21 @@ def is_sharded(accelerator: Accelerator) -> bool:
     return accelerator.distributed_type == DistributedType.FSDP
 
 
+def conditioning(config: TrainConfig, accelerator: Accelerator, data: LabelledImages) -> Labels | Captions:
+    """What the network is told: classes, or captions through the text encoder."""
+    if config.text_encoder is None:
+        return Labels(len(data.class_names))
+    dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
+    prompts = [data.captions[i] for i in range(len(data))] if config.keep_text else None
+    cache = config.cache_dir or default_cache()
+    return Captions(PromptFeatures(config.text_encoder, config.text_length, prompts, cache, accelerator.device, dtype))
+
+
 def build(
-    config: TrainConfig, accelerator: Accelerator, num_classes: int, resumed: bool
+    config: TrainConfig, accelerator: Accelerator, condition: Labels | Captions, resumed: bool
 ) -> tuple[Objective, Teacher | None]:
     """The network of the preset and its loss; REPA's teacher, if there is one."""
-    transformer = build_transformer(config, num_classes)
+    transformer = build_transformer(config, condition)
     if config.init_from and not resumed:
         start_from(config, transformer)
     teacher, projector = None, None
@@ -281,39 +323,56 @@ def build(
     return objective, teacher
 
 
-def build_transformer(config: TrainConfig, num_classes: int) -> PixNerdTransformer2DModel:
+def build_transformer(config: TrainConfig, condition: Labels | Captions) -> PixelTransformer:
     """The preset with the options that override it."""
-    if config.preset not in PRESETS:
-        raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {config.preset!r}")
-    names = ("hidden_size", "num_attention_heads", "num_layers", "head_layers", "head_channels")
-    shape = PRESETS[config.preset] | {n: getattr(config, n) for n in names if getattr(config, n) is not None}
+    captions = isinstance(condition, Captions)
+    presets = TEXT_PRESETS if captions else PRESETS
+    if config.preset not in presets:
+        which = "with" if captions else "without"
+        raise ValueError(f"preset: expected one of {', '.join(presets)} {which} text_encoder, got {config.preset!r}")
+    names = ["hidden_size", "num_attention_heads", "num_layers", "head_layers", "head_channels"]
+    names += ["text_layers"] if captions else []
+    shape = presets[config.preset] | {n: getattr(config, n) for n in names if getattr(config, n) is not None}
+    if captions and config.head_type != "neural_field":
+        raise ValueError(f"head_type: expected neural_field with text_encoder, got {config.head_type}")
     if config.head_type != "neural_field":
         shape = linear_head_baseline(shape, skip=config.head_type == "linear_skip")
-    transformer = PixNerdTransformer2DModel(sample_size=config.resolution, num_classes=num_classes, **shape)
+    if captions:
+        text = dict(text_dim=condition.features.dim, text_length=config.text_length)
+        transformer = PixNerdTextTransformer2DModel(sample_size=config.resolution, **shape, **text)
+    else:
+        transformer = PixNerdTransformer2DModel(sample_size=config.resolution, num_classes=condition.no_class, **shape)
     if config.gradient_checkpointing:
         transformer.enable_gradient_checkpointing()
+    if config.head_checkpointing:
+        transformer.enable_head_checkpointing()
+    if config.head_tile_size is not None:
+        transformer.enable_head_tiling(config.head_tile_size)
     if config.compile:
         transformer.compile()  # in place, so that names of parameters stay
     return transformer
 
 
-def start_from(config: TrainConfig, transformer: PixNerdTransformer2DModel) -> None:
+def start_from(config: TrainConfig, transformer: PixelTransformer) -> None:
     """Load the weights of a saved model of the same size and kind."""
-    saved = PixNerdPipeline.from_pretrained(config.init_from)
+    saved = load_pipeline(config.init_from)
     kind = saved.scheduler.config.prediction_type
     if kind != config.prediction_type:
         raise ValueError(
             f"init_from: {config.init_from} predicts the {kind}, prediction_type is {config.prediction_type}"
         )
-    try:
-        transformer.load_state_dict(saved.transformer.state_dict())
-    except RuntimeError as error:
-        raise ValueError(f"init_from: {config.init_from} has another size or number of classes") from error
+    now, then = transformer.config, saved.transformer.config
+    other = [f"{key} {then.get(key)}, not {value}" for key, value in now.items() if then.get(key) != value]
+    other = [text for text in other if not text.startswith(("sample_size", "_"))]
+    if other:
+        raise ValueError(f"init_from: {config.init_from} is another network: {', '.join(other)}")
+    transformer.load_state_dict(saved.transformer.state_dict())
 
 
 MAY_CHANGE = {"steps", "output_dir", "cache_dir", "workers", "threads", "resume", "overwrite", "init_from"}
 MAY_CHANGE |= {"checkpoint_every", "keep_checkpoints", "preview_every", "log_every", "tracker", "push_to_hub"}
 MAY_CHANGE |= {"hub_model_id", "gradient_accumulation", "gradient_checkpointing", "compile"}
+MAY_CHANGE |= {"head_checkpointing", "head_tile_size", "keep_text", "sample_shift"}
 
 
 def resume(config: TrainConfig, accelerator: Accelerator, checkpoints: Checkpoints, found: Path, state, groups) -> int:
@@ -344,20 +403,37 @@ def require_finite(loss: float, step: int) -> None:
         )
 
 
-def scheduler_for(config: TrainConfig) -> PixNerdScheduler:
-    """The sampler that is saved with the model: two-step Adams, good with few steps."""
-    return PixNerdScheduler(solver="adams", solver_order=2, prediction_type=config.prediction_type)
+def pipeline_for(config: TrainConfig, transformer: PixelTransformer, data: LabelledImages):
+    """The model as it is sampled and saved: with two-step Adams, good with few steps."""
+    captions = config.text_encoder is not None
+    scheduler = PixNerdScheduler(
+        solver="adams",
+        solver_order=2,
+        shift=config.sample_shift,
+        guidance_interval=(0.0, 1.0) if captions else (0.1, 1.0),
+        prediction_type=config.prediction_type,
+    )
+    if captions:  # not with the text encoder itself, which is larger than many a network
+        return PixNerdTextToImagePipeline(transformer, scheduler, text_encoder_name=config.text_encoder)
+    return PixNerdPipeline(transformer, scheduler, id2label=dict(enumerate(data.class_names)))
 
 
-def preview(config: TrainConfig, transformer, ema: EMA, num_classes: int, step: int) -> None:
-    """A picture of the averaged model so far: a few classes, two samples of each, always from the same noise."""
-    pipeline = PixNerdPipeline(transformer, scheduler_for(config))
-    classes = list(range(min(12, num_classes)))
+def preview(config: TrainConfig, transformer, ema: EMA, data: LabelledImages, condition, step: int) -> None:
+    """A picture of the averaged model so far: a few classes or captions, two samples of each, from the same noise."""
+    pipeline = pipeline_for(config, transformer, data)
+    options = {"num_inference_steps": 25}
+    if isinstance(condition, Captions):
+        chosen = [data.captions[i] for i in range(0, len(data), max(1, len(data) // 12))][:12]
+        shown = condition.features(chosen * 2)
+        options["negative_prompt_embeds"] = condition.features([""])
+    else:
+        chosen = list(range(min(12, len(data.class_names))))
+        shown = chosen * 2
     with ema.applied():
-        images = sample_many(pipeline, classes * 2, config.seed, len(classes), False, num_inference_steps=25)
+        images = sample_many(pipeline, shown, config.seed, len(chosen), False, **options)
     file = config.output_dir / "previews" / f"step-{step:06d}.png"
     file.parent.mkdir(parents=True, exist_ok=True)
-    grid(images, columns=len(classes), scale=2).save(file)
+    grid(images, columns=len(chosen), scale=2).save(file)
 
 
 def check_hub(config: TrainConfig, accelerator: Accelerator) -> None:
@@ -374,15 +450,17 @@ def finish(config: TrainConfig, accelerator: Accelerator, transformer, ema: EMA,
     """Save the averaged model as a pipeline with its card, and upload it if asked to."""
     weights = {name: full(tensor) for name, tensor in ema.state_dict().items()}  # every process helps to gather
     if accelerator.is_main_process:
-        averaged = PixNerdTransformer2DModel.from_config(transformer.config)
+        kind = PixNerdTextTransformer2DModel if config.text_encoder else PixNerdTransformer2DModel
+        averaged = kind.from_config(transformer.config)
         averaged.load_state_dict(weights)
-        pipeline = PixNerdPipeline(averaged, scheduler_for(config), id2label=dict(enumerate(data.class_names)))
+        pipeline = pipeline_for(config, averaged, data)
         pipeline.save_pretrained(config.output_dir)
         save_config(config, config.output_dir / "training.yaml")
         name = config.hub_model_id or str(config.output_dir)
         local = not config.dataset.startswith("hf:")
         dataset = Path(config.dataset).name if local else config.dataset  # a card does not tell where things lie
-        model_card(pipeline, name, dataset, config.steps).save(config.output_dir / "README.md")
+        prompts = [data.captions[i] for i in range(min(4, len(data)))] if config.text_encoder else None
+        model_card(pipeline, name, dataset, config.steps, prompts).save(config.output_dir / "README.md")
         print(f"saved {config.output_dir}")
         if config.push_to_hub:
             huggingface_hub.upload_folder(

@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from pixnerd import openmoji
-from pixnerd.data import LabelledImages, StepSampler, captions, center_crop, load_images, places_of, to_float
+from pixnerd.data import LabelledImages, StepSampler, center_crop, load_images, places_of, to_float
 
 
 def write_image(path, colour=(255, 0, 0), size=(20, 12)):
@@ -109,12 +109,50 @@ def test_an_image_beside_class_folders_is_refused(tmp_path):
 def test_a_folder_without_classes_holds_out_a_tenth_by_name(tmp_path):
     for i in range(60):
         write_image(tmp_path / f"{i}.jpg")
-    (tmp_path / "3.txt").write_text("a red square\n")
     train, test = (load_images(str(tmp_path), 8, split) for split in ("train", "test"))
     assert len(train) + len(test) == 60 and 1 <= len(test) <= 15
     assert not set(train.images) & set(test.images)
     assert train.class_names == [tmp_path.name]
-    assert {c for part in (train, test) for c in captions(part)} == {None, "a red square"}
+
+
+def test_captions_lie_beside_the_images(tmp_path):
+    for i in range(60):
+        write_image(tmp_path / f"{i}.jpg")
+        (tmp_path / f"{i}.txt").write_text(f"número {i}\n", encoding="utf-8")
+    for split in ("train", "test"):
+        data = load_images(str(tmp_path), 8, split, captioned=True)
+        assert [item["caption"] for item in data] == [f"número {path.stem}" for path in data.images]
+        assert data.subset(np.array([1, 0])).captions[1] == data.captions[0]
+        assert "caption" not in load_images(str(tmp_path), 8, split)[0]
+    data.images[0].with_suffix(".txt").unlink()
+    with pytest.raises(OSError, match=rf"expected the caption of {data.images[0].name} in"):
+        data.captions[0]
+
+
+def test_images_without_captions_are_refused_where_captions_are_needed(tmp_path):
+    for i in range(20):
+        write_image(tmp_path / "images" / f"{i}.png")
+    with pytest.raises(ValueError, match="has no captions; expected NAME.txt beside each image"):
+        load_images(str(tmp_path / "images"), 8, captioned=True)
+    arrays = {"images": np.zeros((30, 8, 8, 3), np.uint8)}
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(ValueError, match="has no captions; expected an array `captions`"):
+        load_images(str(tmp_path / "a.npz"), 8, captioned=True)
+    np.savez(tmp_path / "a.npz", **arrays, captions=["one"])
+    with pytest.raises(ValueError, match="captions: expected 30, one an image, got 1"):
+        load_images(str(tmp_path / "a.npz"), 8, captioned=True)
+    np.savez(tmp_path / "a.npz", **arrays, captions=[str(i) for i in range(30)])
+    parts = [load_images(str(tmp_path / "a.npz"), 8, split, captioned=True) for split in ("train", "test")]
+    assert sorted([*parts[0].captions, *parts[1].captions]) == sorted(map(str, range(30)))
+
+
+def test_emoji_without_a_name_are_left_out_of_captioned_data(tmp_path, monkeypatch):
+    items = [e for e in openmoji.files() if openmoji.held_out([e])[0]]
+    monkeypatch.setattr(openmoji, "files", lambda: items)
+    monkeypatch.setattr(openmoji, "render", lambda path, size: np.zeros((size, size, 3), np.uint8))
+    data = load_images("openmoji", 4, "test", tmp_path, captioned=True)
+    assert list(data.captions) == [e.caption() for e in items if e.caption() is not None]
+    assert 0 < len(data) < len(load_images("openmoji", 4, "test", tmp_path))
 
 
 @pytest.mark.parametrize("content", [b"", b"this is no picture"])

@@ -296,7 +296,7 @@ def test_bundling_refuses_what_it_cannot_inline(tmp_path):
 
 
 def test_a_folder_without_a_pipeline_is_named(tmp_path):
-    with pytest.raises(OSError, match="no whole PixNerd pipeline there"):
+    with pytest.raises(OSError, match="no whole PixNerdPipeline there"):
         PixNerdPipeline.from_pretrained(tmp_path)
 
 
@@ -313,7 +313,7 @@ def test_a_mistyped_folder_is_named_at_once_and_damage_is_told(pipeline, tmp_pat
         PixNerdPipeline.from_pretrained("outputs/model")
     save_file(state, weights)
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(OSError, match="outputs/model: no whole PixNerd pipeline there"):
+    with pytest.raises(OSError, match="outputs/model: no whole PixNerdPipeline there"):
         PixNerdPipeline.from_pretrained("outputs/model")
 
 

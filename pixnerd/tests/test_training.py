@@ -15,6 +15,7 @@ from PIL import Image
 from pixnerd import PRESETS, PixNerdPipeline
 from pixnerd.checkpointing import Checkpoints
 from pixnerd.cli import as_dict, run
+from pixnerd.conditioning import Labels
 from pixnerd.data import load_images, to_float
 
 from .conftest import SAVED_FILES, NoFloat64, path_without_this_package, random_transformer
@@ -65,7 +66,7 @@ def test_the_saved_model_is_the_average_and_not_the_last_weights(data, tmp_path)
     call(options(data, out, ema_decay=0.9, ema_warmup=False))
     pipeline, checkpoint = PixNerdPipeline.from_pretrained(out), Checkpoints(out / "checkpoints").all()[-1]
     values = options(data, out)
-    objective = train.Objective(train.build_transformer(train.TrainConfig(**values), 3))
+    objective = train.Objective(train.build_transformer(train.TrainConfig(**values), Labels(3)))
     ema = train.EMA(objective.transformer)
     Checkpoints(out / "checkpoints").load(checkpoint, objective, torch.optim.AdamW(objective.parameters()), ema=ema)
     saved = pipeline.transformer.state_dict()
@@ -130,12 +131,12 @@ def test_a_512_run_starts_from_the_weights_it_is_given(data, tmp_path):
     call(options(data, tmp_path / "first", steps=2))
     first = PixNerdPipeline.from_pretrained(tmp_path / "first").transformer
     config = train.TrainConfig(**options(data, tmp_path / "second", resolution=32, init_from=str(tmp_path / "first")))
-    second = train.build_transformer(config, 3)
+    second = train.build_transformer(config, Labels(3))
     train.start_from(config, second)
     assert second.config.sample_size == 32
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    with pytest.raises(ValueError, match="init_from: .* has another size or number of classes"):
-        train.start_from(config, train.build_transformer(config, 4))
+    with pytest.raises(ValueError, match="init_from: .* is another network: num_classes 3, not 4"):
+        train.start_from(config, train.build_transformer(config, Labels(4)))
     config.prediction_type = "velocity"
     with pytest.raises(ValueError, match="init_from: .* predicts the sample, prediction_type is velocity"):
         train.start_from(config, second)
@@ -213,7 +214,7 @@ def test_every_option_is_explained_in_the_help(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         run(train.main, train.TrainConfig)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Optimiser steps (paper: 800,000 at 256 pixels)." in shown
+    assert "Learning rate of AdamW, constant (paper: 1e-4; text to image 2e-4, 1e-4, 1e-5 by stage)." in shown
     for field in train.TrainConfig.__dataclass_fields__:
         assert f"--{field}" in shown
 
@@ -297,7 +298,7 @@ def test_other_options_on_resuming_take_effect_and_are_named(data, tmp_path, cap
     call(options(data, out, steps=4, resume="latest", lr=1e-5, weight_decay=0.1))
     printed = capsys.readouterr().out
     assert "changed since: lr 0.001 -> 1e-05, weight_decay 0.0 -> 0.1" in printed
-    objective = train.Objective(train.build_transformer(train.TrainConfig(**options(data, out)), 3))
+    objective = train.Objective(train.build_transformer(train.TrainConfig(**options(data, out)), Labels(3)))
     optimizer, ema = torch.optim.AdamW(objective.parameters()), train.EMA(objective.transformer)
     checkpoints = Checkpoints(out / "checkpoints")
     checkpoints.load(checkpoints.all()[-1], objective, optimizer, ema=ema)

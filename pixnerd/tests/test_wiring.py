@@ -5,6 +5,7 @@ import torch
 import yaml
 
 from pixnerd import PixNerdPipeline
+from pixnerd.conditioning import Labels
 from pixnerd.data import load_images, to_float
 from pixnerd.flow import draw, shift_time
 
@@ -50,7 +51,7 @@ def test_a_batch_is_flipped_dropped_shifted_and_given_noise(flip):
     config = train.TrainConfig(**SMALL, flip=flip, time="uniform", shift=3.0, seed=5, label_drop=0.2)
     image, label = torch.randint(0, 256, (400, 3, 2, 2), dtype=torch.uint8), torch.arange(400) % 3
     device, places = torch.device("cpu"), range(10, 410)
-    x, y, t, noise = train.prepare(config, {"image": image, "label": label}, 7, places, device, 3)
+    x, y, t, noise = train.prepare(config, {"image": image, "label": label}, 7, places, device, Labels(3))
     chance = draw(5, 7, places, (3, 2, 2), device, "uniform")
     mirrored = (chance["flip"] < 0.5) & flip
     assert torch.equal(x, torch.where(mirrored.view(-1, 1, 1, 1), to_float(image).flip(-1), to_float(image)))
@@ -94,7 +95,7 @@ def test_options_reach_what_they_name(data, tmp_path, monkeypatch, teacher, kind
 def test_all_parameters_are_trained_and_clip_bounds_the_gradient(data, tmp_path, teacher, gradients):
     for clip in (None, 1e-3):
         call(options(data, tmp_path / str(clip), steps=1, teacher="x", feature_layer=1, clip=clip))
-    transformer = train.build_transformer(train.TrainConfig(**SMALL), 3)
+    transformer = train.build_transformer(train.TrainConfig(**SMALL), Labels(3))
     expected = len(list(transformer.parameters())) + len(list(train.Projector(24, 6).parameters()))
     norms = [torch.stack([g.norm() for g in step if g is not None]).norm().item() for step in gradients]
     assert [len(step) for step in gradients] == [expected, expected]

@@ -1,13 +1,24 @@
 """PixNerd: pixel neural field diffusion.
 
-Read in this order: `flow`, `objective` (what is learned); `layers`, `embeddings`, `transformer`, `neural_field` (what
-learns it); `scheduler`, `pipeline` (how it samples). Then, as needed, `alignment` and `teacher` (losses on features),
-`ema`, `data`, `openmoji`, `sampling`, `pictures`, `convert`, `remote_code`, `card`, `errors`. `checkpointing` and `cli`
-are the plumbing of the scripts.
+Read in this order: `flow`, `objective` (what is learned); `layers`, `embeddings`, `neural_field`, `transformer`,
+`text_transformer` (what learns it); `scheduler`, `pipeline`, `text_encoder`, `text_pipeline` (how it samples). Then, as
+needed, `alignment` and `teacher` (losses on features), `conditioning`, `ema`, `data`, `openmoji`, `sampling`,
+`pictures`, `convert`, `remote_code`, `card`, `errors`. `checkpointing` and `cli` are the plumbing of the scripts.
 """
 
 from .pipeline import PixNerdPipeline
 from .scheduler import PixNerdScheduler
+from .text_pipeline import PixNerdTextToImagePipeline
+from .text_transformer import TEXT_PRESETS, PixNerdTextTransformer2DModel
 from .transformer import PRESETS, PixNerdTransformer2DModel, linear_head_baseline
 
-__all__ = ["PRESETS", "PixNerdPipeline", "PixNerdScheduler", "PixNerdTransformer2DModel", "linear_head_baseline"]
+__all__ = [
+    "PRESETS",
+    "TEXT_PRESETS",
+    "PixNerdPipeline",
+    "PixNerdScheduler",
+    "PixNerdTextToImagePipeline",
+    "PixNerdTextTransformer2DModel",
+    "PixNerdTransformer2DModel",
+    "linear_head_baseline",
+]

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,13 @@ from torch.utils.data import Dataset, Sampler
 from . import openmoji
 from .errors import first_line
 
+TEXT_COLUMNS = ("caption", "text", "txt", "prompt")
+"""Names under which data sets of the Hub have captions, the first one found is taken."""
+CAPTIONS = {
+    "folder": "NAME.txt beside each image",
+    "npz": "an array `captions`",
+    "hf": f"a column {', '.join(TEXT_COLUMNS)}",
+}
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
@@ -40,11 +47,21 @@ class LabelledImages(Dataset):
         labels: class ids, (items,).
         class_names: by id.
         groups: which items are variants of one thing, (items,); each its own if not given.
+        captions: texts by index, or None.
         resolution: side of the images, in pixels.
     """
 
-    def __init__(self, images, labels, class_names: list[str], resolution: int, groups=None) -> None:
+    def __init__(
+        self,
+        images,
+        labels,
+        class_names: list[str],
+        resolution: int,
+        groups=None,
+        captions: Sequence[str] | None = None,
+    ) -> None:
         self.images, self.class_names, self.resolution = images, list(class_names), resolution
+        self.captions = captions
         if len(images) == 0:
             raise ValueError("dataset: expected at least one image, found none")
         self.labels = _class_ids(labels, len(images))
@@ -60,18 +77,25 @@ class LabelledImages(Dataset):
         return len(self.images)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """`image` (3, resolution, resolution) uint8 and `label`."""
+        """`image` (3, resolution, resolution) uint8, `label`, and `caption` where there are captions."""
         item = self.images[index]
         if isinstance(item, Path):
             item = read_image(item)
         if isinstance(item, Image.Image):
             item = np.array(center_crop(item.convert("RGB"), self.resolution))
-        return {"image": torch.from_numpy(item).permute(2, 0, 1), "label": torch.tensor(self.labels[index])}
+        found = {"image": torch.from_numpy(item).permute(2, 0, 1), "label": torch.tensor(self.labels[index])}
+        return found if self.captions is None else found | {"caption": self.captions[index]}
 
     def subset(self, indices: np.ndarray) -> "LabelledImages":
         """Some of the items, read when they are needed."""
-        images = _Some(self.images, indices)
-        return LabelledImages(images, self.labels[indices], self.class_names, self.resolution, self.groups[indices])
+        return LabelledImages(
+            _Some(self.images, indices),
+            self.labels[indices],
+            self.class_names,
+            self.resolution,
+            self.groups[indices],
+            None if self.captions is None else _Some(self.captions, indices),
+        )
 
     def all_images(self) -> Tensor:
         """(items, 3, resolution, resolution) uint8; for sets that fit into memory."""
@@ -114,18 +138,40 @@ def read_image(path: Path) -> Image.Image:
         raise OSError(f"{path}: not readable as an image ({error}); mend it or take it out of the folder") from error
 
 
-def load_images(source: str, resolution: int, split: str = "train", cache_dir: Path | None = None) -> LabelledImages:
+def load_images(
+    source: str, resolution: int, split: str = "train", cache_dir: Path | None = None, captioned: bool = False
+) -> LabelledImages:
     """A data set by name.
 
     Args:
         source: `openmoji`; a folder; an `.npz` file; or `hf:ID` for a data set of the Hugging Face Hub.
         resolution: side of the images, in pixels.
         split: `"train"` or `"test"` (what is held out).
-        cache_dir: where rendered OpenMoji are kept, `~/.cache/iclr26-pixnerd` if not given.
+        cache_dir: where rendered OpenMoji are kept, `default_cache()` if not given.
+        captioned: only with captions: the names of the emoji (those without one are left out), the text of the `.txt`
+            file with an image's name, an array `captions`, or the text column of a data set of the Hub.
 
     Raises:
         ValueError, OSError: what was looked for, where, and what to do.
     """
+    data = _load(source, resolution, split, cache_dir)
+    if not captioned:
+        data.captions = None
+        return data
+    if data.captions is None:
+        kind = "hf" if source.startswith("hf:") else "npz" if source.endswith(".npz") else "folder"
+        raise ValueError(f"dataset: {source} has no captions; expected {CAPTIONS[kind]}")
+    if source == "openmoji":
+        data = data.subset(np.flatnonzero([text is not None for text in data.captions]))
+    return data
+
+
+def default_cache() -> Path:
+    """`iclr26-pixnerd` in the user's folder of caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "iclr26-pixnerd"
+
+
+def _load(source: str, resolution: int, split: str, cache_dir: Path | None) -> LabelledImages:
     if split not in ("train", "test"):
         raise ValueError(f'split: expected "train" or "test", got {split!r}')
     if resolution < 1:
@@ -147,8 +193,7 @@ def load_images(source: str, resolution: int, split: str = "train", cache_dir: P
 
 def _openmoji(resolution: int, split: str, cache_dir: Path | None) -> LabelledImages:
     items = openmoji.files()
-    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "iclr26-pixnerd"
-    cache = Path(cache_dir or default) / f"openmoji-{len(items)}-{resolution}px.npy"
+    cache = Path(cache_dir or default_cache()) / f"openmoji-{len(items)}-{resolution}px.npy"
     if cache.is_file():
         images = np.load(cache)
     else:
@@ -165,6 +210,7 @@ def _openmoji(resolution: int, split: str, cache_dir: Path | None) -> LabelledIm
         list(openmoji.KINDS),
         resolution,
         groups=np.array([names[item.base] for item in items])[chosen],
+        captions=[item.caption() for item, c in zip(items, chosen, strict=True) if c],
     )
 
 
@@ -197,7 +243,25 @@ def _folder(folder: Path, resolution: int, split: str) -> LabelledImages:
         labels = [label for label, c in zip(labels, chosen, strict=True) if c]
         if not paths:
             raise ValueError(f"dataset: too few images in {root} to have a {split} part; make train and test folders")
-    return LabelledImages(paths, labels, class_names, resolution)
+    captions = _TextFiles(paths) if paths[0].with_suffix(".txt").is_file() else None
+    return LabelledImages(paths, labels, class_names, resolution, captions=captions)
+
+
+class _TextFiles:
+    """The texts of the `.txt` files with the images' names, read when they are needed."""
+
+    def __init__(self, images: list[Path]) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> str:
+        file = self.images[index].with_suffix(".txt")
+        try:
+            return file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OSError(f"dataset: expected the caption of {self.images[index].name} in {file}: {error}") from error
 
 
 def _images_below(root: Path) -> list[Path]:
@@ -214,18 +278,13 @@ def _class_folder(path: Path, root: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
-def captions(dataset: LabelledImages) -> list[str | None]:
-    """Captions of a folder's images: the text of the `.txt` file with the image's name, or None."""
-    files = [path.with_suffix(".txt") for path in dataset.images]
-    return [file.read_text(encoding="utf-8").strip() if file.is_file() else None for file in files]
-
-
 def _arrays(path: Path, resolution: int, split: str) -> LabelledImages:
-    """An `.npz` with `images` (items, height, width, 3), uint8 or floats in [0, 1], and maybe `labels` and
-    `class_names`; a tenth is held out."""
+    """An `.npz` with `images` (items, height, width, 3), uint8 or floats in [0, 1], and maybe `labels`, `class_names`
+    and `captions`; a tenth is held out."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ("images", "labels", "class_names") if name in file}
+            names = ("images", "labels", "class_names", "captions")
+            arrays = {name: file[name] for name in names if name in file}
             found = ", ".join(file) or "nothing"
     except Exception as error:  # zip, pickle and format errors, each of its own kind
         raise OSError(f"dataset: {path} is not readable as an .npz file ({first_line(error)})") from error
@@ -243,16 +302,20 @@ def _arrays(path: Path, resolution: int, split: str) -> LabelledImages:
         images = np.round(images * 255).astype(np.uint8)
     labels = _class_ids(labels, len(images))
     names = names or [str(n) for n in range(labels.max(initial=0) + 1)]
+    captions = arrays.get("captions")
+    if captions is not None and len(captions) != len(images):
+        raise ValueError(f"captions: expected {len(images)}, one an image, got {len(captions)} in {path}")
     chosen = np.array([_in_test(str(i)) for i in range(len(images))]) == (split == "test")
-    return LabelledImages(images[chosen], labels[chosen], names, resolution)
+    captions = None if captions is None else [str(text) for text in captions[chosen]]
+    return LabelledImages(images[chosen], labels[chosen], names, resolution, captions=captions)
 
 
 def _in_test(name: str) -> bool:
     return hashlib.sha256(name.encode()).digest()[0] < 26  # about a tenth
 
 
-class _HubImages:
-    """The image column of a `datasets.Dataset`, by index."""
+class _Column:
+    """A column of a `datasets.Dataset`, by index."""
 
     def __init__(self, dataset, column: str) -> None:
         self.dataset, self.column = dataset, column
@@ -260,7 +323,7 @@ class _HubImages:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> Image.Image:
+    def __getitem__(self, index: int) -> Image.Image | str:
         return self.dataset[int(index)][self.column]
 
 
@@ -282,9 +345,13 @@ def _hub(name: str, resolution: int, split: str) -> LabelledImages:
     classes = [c for c, f in data.features.items() if isinstance(f, datasets.ClassLabel)]
     if not images:
         raise ValueError(f"dataset: hf:{name} has no image column, only {', '.join(data.features)}")
-    if not classes:
-        return LabelledImages(_HubImages(data, images[0]), [0] * len(data), [name], resolution)
-    return LabelledImages(_HubImages(data, images[0]), data[classes[0]][:], data.features[classes[0]].names, resolution)
+    texts = [c for c in TEXT_COLUMNS if c in data.features]
+    captions = _Column(data.select_columns(texts[:1]), texts[0]) if texts else None
+    pictures = _Column(data.select_columns(images[:1]), images[0])
+    labels, names = [0] * len(data), [name]
+    if classes:
+        labels, names = data[classes[0]][:], data.features[classes[0]].names
+    return LabelledImages(pictures, labels, names, resolution, captions=captions)
 
 
 class StepSampler(Sampler[list[int]]):

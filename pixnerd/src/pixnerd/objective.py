@@ -10,7 +10,7 @@ class Objective(nn.Module):
     """Network and projector as one module, so that replicas and shards wrap all that is trained.
 
     Args:
-        transformer: a `PixNerdTransformer2DModel`.
+        transformer: a `PixNerdTransformer2DModel` or `PixNerdTextTransformer2DModel`.
         projector: from the network's width to the teacher's, or None without REPA.
         prediction_type: `"velocity"` or `"sample"`.
         loss_weight: a key of `flow.LOSS_WEIGHTS`.
@@ -39,15 +39,16 @@ class Objective(nn.Module):
         self.feature_layer = feature_layer if projector is not None or dispersive_weight else None
 
     def forward(
-        self, x: Tensor, labels: Tensor, t: Tensor, noise: Tensor, teacher: Tensor | None = None
+        self, x: Tensor, condition: Tensor, t: Tensor, noise: Tensor, teacher: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Args: x clean images in [-1, 1]; labels after the drop; t after the shift; noise like x; teacher's tokens.
+        """Args: x clean images in [-1, 1]; labels or text features, after the drop; t after the shift; noise like x;
+        teacher's tokens.
 
         Returns:
             `loss`, what is minimised, and its parts `velocity`, `repa`, `dispersive` where they are asked for; scalars.
         """
         x_t = interpolate(x, noise, t)
-        prediction = self.transformer(x_t, t, labels, feature_layer=self.feature_layer)
+        prediction = self.transformer(x_t, t, condition, feature_layer=self.feature_layer)
         velocity = velocity_loss(prediction.sample.to(x.dtype), x, noise, t, self.prediction_type)
         losses = {"velocity": (LOSS_WEIGHTS[self.loss_weight](t) * velocity).mean()}
         loss = losses["velocity"]
