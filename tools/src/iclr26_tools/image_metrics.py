@@ -113,8 +113,7 @@ def fit_pca(training_features: Tensor, dimensions: int = 64) -> Pca:
 
 def pca_if_few(training_features: Tensor, samples: int, dimensions: int = 64) -> Pca | None:
     """None where `samples` a side suffice for the Fréchet distance of whole features, five a dimension; else a PCA."""
-    dim = _features(training_features, "training_features").shape[1]
-    return None if samples >= 5 * dim else fit_pca(training_features, dimensions)
+    return None if samples >= 5 * training_features.shape[1] else fit_pca(training_features, dimensions)
 
 
 def frechet_distance(
