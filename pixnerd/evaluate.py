@@ -2,7 +2,9 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +13,7 @@ import torch
 import yaml
 from PIL import Image
 from torch import Tensor
+from tqdm import tqdm
 
 from pixnerd import PixNerdPipeline, PixNerdScheduler
 from pixnerd.cli import as_dict, run
@@ -20,8 +23,9 @@ from pixnerd.pictures import beside, grid
 from pixnerd.sampling import choose_device, sample_many
 
 try:
-    from iclr26_tools.features import extract, load_extractor
-    from iclr26_tools.image_metrics import kernel_distance_report, precision_recall
+    from iclr26_tools.comparison import FeatureSets, compare, split_known
+    from iclr26_tools.features import Extractor, extract, load_extractor
+    from iclr26_tools.images import NpzWriter
     from iclr26_tools.probe import agreement, fit_probe, nearest_neighbours
     from iclr26_tools.results import environment, save, table
     from iclr26_tools.statistics import Interval, bootstrap_interval
@@ -33,7 +37,7 @@ TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 @dataclass
 class EvaluateConfig:
-    """Evaluate a model: kernel distance, precision and recall, a classifier's agreement, nearest training images."""
+    """Evaluate a model with and without guidance: distances, scores, a classifier's agreement, nearest images."""
 
     model: str = "outputs/demo"
     """Folder of a saved pipeline, or its Hub id."""
@@ -42,13 +46,15 @@ class EvaluateConfig:
     cache_dir: Path | None = None
     """Where rendered OpenMoji are kept (default: ~/.cache/iclr26-pixnerd)."""
     extractor: str = "efficientnet-lite0@96"
-    """Network whose features are compared: efficientnet-lite0[@side], inception[:file], or a transformers model."""
+    """Network whose features are compared: efficientnet-lite0[@side], inception[:file] (sFID and the Inception score
+    too), or a transformers model (no score)."""
     images: int = 500
-    """Held-out images at most, and as many samples of their classes."""
+    """Held-out images at most, and as many samples of their classes, with guidance and without, from the same seeds."""
     train_images: int = 3000
-    """Training images at most: for the classifier, the nearest neighbours and the floor."""
+    """Training images at most: for the classifier, the nearest neighbours, the floor and the PCA of Fréchet distances,
+    which takes over below five images a side and feature."""
     probe_images: int = 240
-    """Samples, of all classes equally, whose class the classifier names."""
+    """Samples, of all classes equally and with guidance only, whose class the classifier names."""
     steps: int = 25
     """Steps of the solver."""
     solver: Literal["euler", "adams"] = "adams"
@@ -63,29 +69,40 @@ class EvaluateConfig:
     """Of samples and subsets."""
     device: str | None = None
     """cuda, mps or cpu (default: the best there is)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the network; the state is float32 in any case."""
     output: Path | None = None
     """Folder for evaluation.json and evaluation.png (default: the model's, or outputs for a Hub id)."""
     record: str | None = None
     """Also write results/NAME.json and results/NAME.png here, which the README shows."""
+    adm_npz: Path | None = None
+    """Only write samples to this .npz, for the ADM evaluator: number i from seed + i, the classes in turn. The same
+    command goes on after an interruption."""
+    adm_images: int = 50000
+    """Samples in it: a multiple of the number of classes has equally many of each."""
 
 
 def main(config: EvaluateConfig) -> None:
     start = time.monotonic()
-    for name, least in dict(images=3, train_images=3, probe_images=1, batch_size=1).items():
+    for name, least in dict(images=3, train_images=3, probe_images=1, batch_size=1, adm_images=1).items():
         if getattr(config, name) < least:
             raise ValueError(f"{name}: expected at least {least}, got {getattr(config, name)}")
     device = choose_device(config.device)
-    extractor = load_extractor(config.extractor, device)
-    pipeline = PixNerdPipeline.from_pretrained(config.model).to(device)
-    folder = config.output or (Path(config.model) if Path(config.model).is_dir() else Path("outputs"))
-    folder.mkdir(parents=True, exist_ok=True)
+    pipeline = PixNerdPipeline.from_pretrained(config.model, torch_dtype=getattr(torch, config.dtype)).to(device)
     pipeline.scheduler = PixNerdScheduler.from_config(
         pipeline.scheduler.config, solver=config.solver, guidance_interval=config.guidance_interval
     )
+    sample = partial(sample_many, pipeline, batch_size=config.batch_size, num_inference_steps=config.steps)
+    side, classes = pipeline.transformer.config.sample_size, pipeline.transformer.config.num_classes
+    if config.adm_npz is not None:
+        write_adm_npz(partial(sample, guidance_scale=config.guidance, progress=False), side, classes, config)
+        return
+    extractor = load_extractor(config.extractor, device)
+    folder = config.output or (Path(config.model) if Path(config.model).is_dir() else Path("outputs"))
+    folder.mkdir(parents=True, exist_ok=True)
     training_file = Path(config.model) / "training.yaml"
     training = yaml.safe_load(training_file.read_text(encoding="utf-8")) if training_file.is_file() else {}
     dataset = config.dataset or training.get("dataset", "openmoji")
-    side, classes = pipeline.transformer.config.sample_size, pipeline.transformer.config.num_classes
     train, held_out = (load_images(dataset, side, split, config.cache_dir) for split in ("train", "test"))
     if len(train.class_names) != classes:
         raise ValueError(f"dataset: {dataset} has {len(train.class_names)} classes, the model {classes}")
@@ -94,29 +111,41 @@ def main(config: EvaluateConfig) -> None:
     rng = np.random.default_rng(config.seed)
     held_out = held_out.subset(np.sort(rng.permutation(len(held_out))[: config.images]))
     train = train.subset(np.sort(rng.permutation(len(train))[: config.train_images]))
-    requests = [number % classes for number in range(config.probe_images)]
-    wanted = [*held_out.labels.tolist(), *requests]
-    options = {"num_inference_steps": config.steps, "guidance_scale": config.guidance}
-    samples = sample_many(pipeline, wanted, config.seed, config.batch_size, **options)
-    like_held_out, alike = samples[: len(held_out)], samples[len(held_out) :]
-    real, known = held_out.all_images(), train.all_images()
-    real_f, known_f, like_f, alike_f = (
-        extract(extractor, images, config.batch_size) for images in (real, known, like_held_out, alike)
-    )
-
-    # Distances, each beside what real images of the same classes reach
     floor = matching(train.labels, held_out.labels, rng)
-    kid = kernel_distance_report(like_f, real_f, known_f[floor], extractor.name, seed=config.seed)
-    fake, ceiling = precision_recall(like_f, real_f), precision_recall(known_f[floor], real_f)
+    requests = [number % classes for number in range(config.probe_images)]
+    arms = {f"guidance {config.guidance:g}": config.guidance} if config.guidance != 1 else {}
+    arms["no guidance"] = 1.0
+    samples = {arm: sample(held_out.labels.tolist(), config.seed, guidance_scale=scale) for arm, scale in arms.items()}
+    alike = sample(requests, config.seed + len(held_out), guidance_scale=config.guidance)
+    real, known = held_out.all_images(), train.all_images()
+
+    def features(network: Extractor) -> tuple[Tensor, FeatureSets]:
+        of_samples = {arm: extract(network, images, config.batch_size) for arm, images in samples.items()}
+        of_real, of_known = (extract(network, images, config.batch_size) for images in (real, known))
+        return of_known, FeatureSets(of_samples, of_real, *split_known(of_known, floor))
+
+    # Distances and scores, each beside what real images of the same classes reach
+    known_f, sets = features(extractor)
+    compared = compare(sets, extractor, config.seed)
+    network, _, weights = config.extractor.partition(":")
+    if network == "inception":
+        spatial = load_extractor(f"inception-spatial:{weights}", device)
+        compared.add_frechet("sfid", "sFID", features(spatial)[1], spatial.name, config.seed)
+    for measure, reason in compared.missing.items():
+        print(f"no {measure}: {reason}")
+    alike_f = extract(extractor, alike, config.batch_size)
+    everything = torch.cat([known_f, sets.held_out])
+    classified, agreement_rows = classify(train, held_out, everything, alike_f, requests, config.seed)
     loss = held_out_loss(pipeline, held_out, real, config, device)
-    classified, agreement_rows = classify(train, held_out, torch.cat([known_f, real_f]), alike_f, requests, config.seed)
+    others = [None] * (len(arms) - 1)  # the classifier names guided samples only, the loss knows of no guidance
+    rows = [*compared.rows, *([name, ours, *others, theirs] for name, ours, theirs in agreement_rows)]
+    rows.append(["held-out velocity loss", *others, loss, None])
 
     seconds = time.monotonic() - start
     report = {
         "model": config.model,
         "dataset": dataset,
-        "kid": kid,
-        "precision_recall": {"samples": fake, "real": ceiling},
+        **compared.reports,
         "held_out_velocity_loss": loss.as_dict(),
         **classified,
         "seconds": seconds,
@@ -126,18 +155,32 @@ def main(config: EvaluateConfig) -> None:
     picture = sheet(train, alike, requests, known)
     picture.save(folder / "evaluation.png")
 
-    rows = [
-        [f"KID to held-out images ({extractor.name})", interval(kid["distance"]), interval(kid["floor"])],
-        ["precision", fake.precision, ceiling.precision],
-        ["recall", fake.recall, ceiling.recall],
-        *agreement_rows,
-        ["held-out velocity loss", loss, None],
-    ]
-    for name, samples_value, real_value in rows:
-        print(f"{name:60} {shown(samples_value):26} real: {shown(real_value)}")
+    for name, *values in rows:
+        cells = zip([*arms, "real images"], values, strict=True)
+        print(name, *(f"    {column:16} {value:.3f}" for column, value in cells if value is not None), sep="\n")
     print(f"wrote {folder / 'evaluation.json'} and {folder / 'evaluation.png'} ({seconds:.0f} s)")
     if config.record:
-        record(config, training, rows, seconds, picture, len(held_out))
+        record(config, training, list(arms), rows, seconds, picture, len(held_out))
+
+
+def write_adm_npz(sample: Callable, side: int, classes: int, config: EvaluateConfig) -> None:
+    """Samples of all classes alike, as the ADM evaluator reads them.
+
+    Args:
+        sample: f(conditions, seed), uint8 images.
+    """
+    file, count = config.adm_npz, config.adm_images
+    if file.suffix != ".npz" or file.exists():
+        raise ValueError(f"adm_npz: expected a new file such as samples.npz, got {file}")
+    names = ("model", "steps", "solver", "guidance", "guidance_interval", "seed", "dtype")
+    writer = NpzWriter(file, (count, side, side), {name: as_dict(config)[name] for name in names})
+    with tqdm(desc=f"sampling {file.name}", total=count, initial=writer.done, unit="image") as progress:
+        while writer.done < count:
+            numbers = range(writer.done, min(writer.done + config.batch_size, count))
+            writer.append(sample([number % classes for number in numbers], config.seed + writer.done))
+            progress.update(len(numbers))
+    writer.finish()
+    print(f"wrote {file}: {count} samples of {classes} classes")
 
 
 def classify(
@@ -191,7 +234,7 @@ def held_out_loss(
         of_batch = []
         for time_ in TIMES:
             t = torch.full((len(x),), time_, device=device)
-            prediction = transformer(interpolate(x, noise, t), t, y).sample
+            prediction = transformer(interpolate(x, noise, t).to(transformer.dtype), t, y).sample.float()
             of_batch.append(velocity_loss(prediction, x, noise, t, pipeline.scheduler.config.prediction_type))
         losses.append(torch.stack(of_batch).mean(0))
     return bootstrap_interval(torch.cat(losses).cpu().numpy(), groups=data.groups, seed=config.seed)
@@ -212,36 +255,33 @@ def sheet(data: LabelledImages, samples: Tensor, requests: list[int], known: Ten
     return beside(left, right, ["samples", "sample | nearest training image, twice"])
 
 
-def record(config, training: dict, rows: list, seconds: float, picture: Image.Image, held_out: int) -> None:
+def record(
+    config, training: dict, arms: list[str], rows: list, seconds: float, picture: Image.Image, held_out: int
+) -> None:
     """results/NAME.json and .png of this project."""
     project = Path(__file__).parent
     caption = f"{training.get('steps', '?')} steps; {held_out} samples of the classes of {held_out} held-out images"
-    columns = ["measure", ("samples", ".3f"), ("real images, same number", ".3f")]
+    if len(arms) > 1:
+        caption += "; guidance at times in ({:g}, {:g})".format(*config.guidance_interval)
+    columns = ["measure", *((arm, ".3f") for arm in arms), ("real images, same number", ".3f")]
     data = {key: value for key, value in training.items() if key not in ("output_dir", "cache_dir", "resume")}
     save(
         project / "results" / f"{config.record}.json",
         title="PixNerd, trained by make demo",
         claim=None,
-        metric="KID, precision, recall, agreement, velocity loss",
-        arms={"samples": "the averaged weights", "real images": "training images of the same classes"},
+        metric="distances, scores, agreement, velocity loss",
+        arms=dict.fromkeys(arms, "samples of the averaged weights, the same seeds in every arm")
+        | {"real images": "training images of the same classes"},
         budget="demo",
         seeds=[training.get("seed", 0)],
         config={"train": data, "evaluate": as_dict(config)},
-        tables={"evaluation": table(caption, columns, [[n, s, "–" if r is None else r] for n, s, r in rows])},
+        tables={"evaluation": table(caption, columns, [["–" if cell is None else cell for cell in r] for r in rows])},
         verdict=None,
         environment=environment(["torch", "diffusers", "accelerate"], seconds, project),
         code_paths=["src", "train.py", "evaluate.py"],
     )
     picture.save(project / "results" / f"{config.record}.png")
     print(f"wrote {project / 'results' / config.record}.json and .png")
-
-
-def interval(cell: dict) -> Interval:
-    return Interval(**{key: cell[key] for key in ("value", "low", "high", "n")})
-
-
-def shown(value) -> str:
-    return "" if value is None else f"{value:.3f}"
 
 
 def as_plain(value):

