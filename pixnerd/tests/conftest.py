@@ -6,7 +6,7 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pixnerd import PixNerdTransformer2DModel
+from pixnerd import PixNerdTextTransformer2DModel, PixNerdTransformer2DModel
 
 torch.set_num_threads(1)  # the work of a test is too small to share
 
@@ -22,7 +22,27 @@ def random_transformer(seed: int = 0, **options) -> PixNerdTransformer2DModel:
         head_layers=2,
         head_channels=8,
     )
-    transformer = PixNerdTransformer2DModel(num_classes=5, **(defaults | options))
+    return disturbed(PixNerdTransformer2DModel(num_classes=5, **(defaults | options)), seed)
+
+
+def random_text_transformer(seed: int = 0, **options) -> PixNerdTextTransformer2DModel:
+    """A small text-to-image network in which nothing is left at zero or one."""
+    defaults = dict(
+        sample_size=16,
+        patch_size=4,
+        hidden_size=24,
+        num_attention_heads=2,
+        num_layers=2,
+        text_layers=1,
+        text_dim=16,
+        text_length=5,
+        head_layers=2,
+        head_channels=8,
+    )
+    return disturbed(PixNerdTextTransformer2DModel(**(defaults | options)), seed)
+
+
+def disturbed(transformer, seed: int):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in transformer.parameters():
@@ -80,6 +100,41 @@ def on_the_cpu(monkeypatch):
     yield
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
+
+
+WORDS = ["<pad>", "<unk>", "a", "b", "red", "green", "blue", "square", "circle", "of", "the", "picture"]
+
+
+@pytest.fixture(scope="session")
+def language_model(tmp_path_factory) -> str:
+    """Folder of a tiny language model of transformers with random weights, as large ones are saved."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
+    )
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    folder = str(tmp_path_factory.mktemp("language_model"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<pad>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=64, pad_token_id=0,
+    )  # fmt: skip
+    transformers.Qwen3Model(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def captioned(tmp_path) -> Path:
+    """Four hundred small images in three colours, each with a caption that names its colour."""
+    file, labels = tmp_path / "captioned.npz", np.arange(400) % 3
+    noise = np.random.default_rng(0).integers(0, 100, (400, 16, 16, 3))
+    images = (noise + 150 * np.eye(3)[labels][:, None, None]).astype(np.uint8)
+    colours = np.array(["red", "green", "blue"])
+    captions = [f"a {colours[label]} {'square' if i % 2 else 'circle'}" for i, label in enumerate(labels)]
+    np.savez(file, images=images, labels=labels, class_names=colours, captions=captions)
+    return file
 
 
 @pytest.fixture

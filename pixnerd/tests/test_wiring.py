@@ -131,9 +131,19 @@ PAPER |= dict(ema_decay=0.9999, ema_warmup=False, time="lognormal", shift=1.0, p
 PAPER |= dict(teacher="facebook/dinov2-base", repa_weight=0.5, feature_layer=8, mixed_precision="bf16")
 
 
+TEXT = PAPER | dict(preset="XXL/16", text_encoder="Qwen/Qwen3-1.7B", text_length=128, feature_layer=6, clip=1.0)
+TEXT |= dict(sample_shift=3.0, betas=[0.9, 0.95])
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
+        ("t2i_256", TEXT | dict(resolution=256, steps=200_000, batch_size=1536, lr=2e-4, shift=2.0)),
+        ("t2i_512", TEXT | dict(resolution=512, steps=80_000, batch_size=512, lr=1e-4, shift=4.0)),
+        (
+            "t2i_512_sft",
+            TEXT | dict(resolution=512, steps=60_000, batch_size=384, lr=1e-5, shift=4.0, betas=[0.9, 0.999]),
+        ),
         ("imagenet256_l", PAPER | dict(preset="L/16", resolution=256, steps=800_000)),
         ("imagenet256_xl", PAPER | dict(preset="XL/16", resolution=256, steps=800_000)),
         ("imagenet512_xl", PAPER | dict(preset="XL/16", resolution=512, steps=200_000)),

@@ -49,6 +49,14 @@ def test_precision_and_recall_of_a_set_with_itself(folders):
     assert report["precision"] == report["recall"] == 1
 
 
+def test_the_score_by_another_classifier_carries_its_name(folders):
+    options = ["--extractor", "efficientnet-lite0@64", "--splits", "4", "--json", folders / "out.json"]
+    run("isc", folders / "bright", folders / "dark", *options)
+    report = json.loads((folders / "out.json").read_text())
+    assert report["metric"] == "classifier score, 4 splits of 2" and report["network"] == "efficientnet-lite0@64"
+    assert 1 <= report["score"]["value"] <= 2 and 1 <= report["real"]["value"] <= 2  # of two samples
+
+
 def test_fid_refuses_a_small_sample_in_one_line(folders, capsys):
     with pytest.raises(SystemExit) as stop:
         run("fid", folders / "bright", folders / "dark", "--extractor", "efficientnet-lite0@64")

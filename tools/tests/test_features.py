@@ -1,12 +1,15 @@
+import importlib
 import importlib.util
 import sys
+from types import ModuleType
 
 import pytest
 import torch
 from sklearn.datasets import load_sample_images
+from torch import nn
 
 from iclr26_tools.efficientnet import EfficientNetLite0, SameConv2d
-from iclr26_tools.features import TransformersExtractor, extract, load_extractor
+from iclr26_tools.features import TransformersExtractor, class_logits, extract, load_extractor
 
 # indices among the 1,000 ImageNet classes
 BUILDINGS = {442: "bell cote", 483: "castle", 698: "palace", 832: "stupa", 449: "boathouse"}
@@ -40,7 +43,7 @@ def test_same_padding_puts_the_odd_pixel_last(size, stride, kernel):
 
 def test_efficientnet_lite0_knows_a_temple_and_a_flower():
     extractor = load_extractor("efficientnet-lite0")
-    temple, flower = extractor.logits(photos()).topk(5).indices.tolist()
+    temple, flower = class_logits(extractor, extractor(photos())).topk(5).indices.tolist()
     assert temple[0] in BUILDINGS and len(BUILDINGS.keys() & set(temple)) >= 3
     assert DAISY in flower
 
@@ -54,7 +57,63 @@ def test_features_do_not_depend_on_the_batch_and_carry_name_and_dimension():
     grey = torch.full((1, 3, 8, 8), 127, dtype=torch.uint8)
     assert (extractor._pixels(grey) == 0).all() and (extractor._pixels(grey + 128) == 1).all()
     assert torch.allclose(features, extract(extractor, images, batch_size=5, progress=False), atol=1e-4)
-    assert torch.allclose(extractor.model._fc(features), extractor.logits(images), atol=1e-4)
+    assert torch.allclose(class_logits(extractor, features), extractor.model(extractor._pixels(images)), atol=1e-4)
+
+
+class StandIn(nn.Module):
+    """The names and shapes of torch-fidelity's network, where that package or torchvision is missing."""
+
+    def __init__(self, name, features_list, feature_extractor_weights_path=None):
+        super().__init__()
+        self.features_list = features_list
+        self.Mixed_6d = nn.Module()
+        self.Mixed_6d.branch1x1 = nn.Sequential(nn.Conv2d(3, 192, 1), nn.ReLU())
+        self.fc = nn.Linear(2048, 1008)
+
+    def forward(self, x):
+        x = self.Mixed_6d.branch1x1(nn.functional.interpolate(x.float(), (17, 17)) - 128)
+        pooled = {"768": x.mean((2, 3)).repeat(1, 4), "2048": x.flatten(1)[:, :2048]}
+        return tuple(pooled[name] for name in self.features_list)
+
+
+@pytest.fixture
+def inception(tmp_path, monkeypatch):
+    """Makes extractors of the inception network with random weights."""
+    path = "torch_fidelity.feature_extractor_inceptionv3"
+    try:
+        module = importlib.import_module(path)
+    except ImportError:
+        module = ModuleType(path)
+        module.FeatureExtractorInceptionV3 = StandIn
+        monkeypatch.setitem(sys.modules, "torch_fidelity", ModuleType("torch_fidelity"))
+        monkeypatch.setitem(sys.modules, path, module)
+    monkeypatch.setattr(module.FeatureExtractorInceptionV3, "load_state_dict", lambda self, state: None)
+    torch.save({}, tmp_path / "none.pth")
+    torch.manual_seed(0)
+    return lambda name: load_extractor(f"{name}:{tmp_path / 'none.pth'}")
+
+
+def test_the_logits_of_the_inception_score_leave_out_the_bias(inception):
+    extractor = inception("inception")
+    features = extract(extractor, random_images(2), progress=False)
+    assert features.shape == (2, extractor.dim) == (2, 2048) and extractor.name == "inception"
+    network = extractor.model.cpu()
+    logits = class_logits(extractor, features)
+    assert logits.shape == (2, 1008) and torch.allclose(logits, network.fc(features) - network.fc.bias, atol=1e-4)
+
+
+def test_the_features_of_sfid_are_seven_channels_of_one_branch_with_the_channels_last(inception):
+    extractor, seen = inception("inception-spatial"), []
+    extractor.model.Mixed_6d.branch1x1.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    features = extract(extractor, random_images(3), progress=False)
+    assert extractor.name == "inception-spatial" and features.shape == (3, extractor.dim) == (3, 2023)
+    assert seen[0].shape == (3, 192, 17, 17) and (features >= 0).all() and (features > 0).any()
+    for row, column, channel in ((0, 0, 0), (0, 1, 6), (16, 3, 2)):
+        assert torch.equal(features.view(3, 17, 17, 7)[:, row, column, channel], seen[0][:, channel, row, column])
+    extract(extractor, random_images(1), progress=False)
+    assert len(seen) == 2 and len(extractor.model.Mixed_6d.branch1x1._forward_hooks) == 1  # only the one of this test
+    with pytest.raises(ValueError, match="expected one with a classifier.*got inception-spatial"):
+        class_logits(extractor, features)
 
 
 def tiny(kind, folder, **settings):

@@ -115,6 +115,45 @@ def test_reports_put_the_floor_of_the_same_size_beside_the_distance():
     assert "PCA to 2 dimensions of 100" in im.frechet_distance_report(fake, real, pca=pca)["metric"]
 
 
+def test_a_pca_is_fitted_only_below_five_samples_a_dimension():
+    training = normal(30, 4)
+    assert im.pca_if_few(training, 20, 2) is None
+    assert im.pca_if_few(training, 19, 2).components.shape == (2, 4)
+
+
+def test_the_inception_score_of_certain_and_balanced_classes_is_their_number_and_of_equal_logits_one():
+    certain = 1e4 * torch.eye(7).repeat(6, 1)
+    score = im.inception_score(certain, splits=3)
+    assert score.value == pytest.approx(7) and score.low == pytest.approx(7) and score.n == 3
+    assert im.inception_score(certain[:, :, None].expand(-1, -1, 2).flatten(1), 3).value == pytest.approx(7)
+    assert im.inception_score(normal(1, 7).expand(20, 7)).value == pytest.approx(1)
+    assert im.inception_score(certain[:, :1].expand(-1, 7) + 1e4 * torch.eye(7)[3]).value == pytest.approx(1)
+
+
+def test_the_inception_score_is_the_exponential_of_the_mutual_information():
+    # p(y|x) is (1 - e, e) or (e, 1 - e), half each: I = log 2 - H(e)
+    e = 0.1
+    logits = torch.tensor([[1 - e, e], [e, 1 - e]]).log().repeat(8, 1)
+    entropy = -(e * math.log(e) + (1 - e) * math.log(1 - e))
+    assert im.inception_score(logits, 2).value == pytest.approx(2 * math.exp(-entropy))
+    assert im.inception_score(logits + normal(16, 1), 2).value == pytest.approx(2 * math.exp(-entropy), rel=1e-5)
+
+
+def test_the_inception_score_of_splits_that_differ_is_their_mean_with_students_interval():
+    certain = 1e4 * torch.eye(4)
+    score = im.inception_score(torch.cat([certain, certain[:2].repeat(2, 1)]), splits=2)  # scores 4 and 2
+    assert score.value == pytest.approx(3) and score.high - 3 == pytest.approx(12.7062 * 1, rel=1e-4)
+
+
+def test_the_report_of_the_score_shuffles_and_names_the_classifier():
+    in_order = (1e4 * torch.eye(4)).repeat_interleave(100, dim=0)
+    assert im.inception_score(in_order, 4).value == pytest.approx(1)  # every split has one class
+    report = im.inception_score_report(in_order, in_order.repeat(2, 1), "net", splits=4)
+    assert 3.5 < report["score"]["value"] <= 4 and 3.5 < report["real"]["value"] <= 4
+    assert report["metric"] == "classifier score, 4 splits of 100" and report["network"] == "net"
+    assert im.inception_score_report(in_order, in_order, "inception")["metric"].startswith("Inception score, 10")
+
+
 def test_precision_and_recall_of_a_constructed_example():
     real = torch.tensor([[0.0], [1.0], [2.0], [3.0], [100.0], [101.0], [102.0], [103.0]])
     # with k = 3 every real ball has radius 2 or 3: the balls cover [-3, 6] and [97, 106]
@@ -176,6 +215,9 @@ def test_lpips_without_torchvision_says_what_to_install():
         (lambda: im.frechet_distance((np.zeros(2), np.eye(3)), (np.zeros(2), np.eye(2))), "a: expected"),
         (lambda: im.frechet_distance((np.zeros(2), np.tri(2)), (np.zeros(2), np.eye(2))), "symmetric"),
         (lambda: im.frechet_distance((np.zeros(2), np.eye(2)), (np.zeros(3), np.eye(3))), "same dimension"),
+        (lambda: im.inception_score(normal(19, 4)), "logits: expected features .N >= 20"),
+        (lambda: im.inception_score(normal(19, 4), 1), "splits: expected at least 2, got 1"),
+        (lambda: im.inception_score_report(normal(40, 4), normal(40, 5), "net"), "same dimension, got 4 and 5"),
         (lambda: im.precision_recall(normal(3, 2), normal(9, 2)), "fake: expected features"),
         (lambda: im.precision_recall(normal(9, 2), normal(9, 2), 0), "k: expected"),
         (lambda: im.psnr(torch.ones(1, 3, 4, 4), torch.ones(1, 3, 4, 5)), "same shape"),

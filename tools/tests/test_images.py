@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from iclr26_tools.images import load_images, resize, write_npz
+from iclr26_tools.images import NpzWriter, load_images, resize, write_npz
 
 
 def pictures(seed=0, n=3, side=8):
@@ -30,6 +30,41 @@ def test_npz_round_trip_in_the_layout_of_the_adm_evaluator(tmp_path):
     assert torch.equal(load_images(tmp_path / "x.npz"), images)
     array = np.load(tmp_path / "x.npz")["arr_0"]
     assert array.shape == (3, 8, 8, 3) and array[1, 2, 3, 0] == images[1, 0, 2, 3]
+
+
+def test_an_npz_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    write_npz(tmp_path / "x.npz", pictures())
+    monkeypatch.setattr("os.fsync", lambda number: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_npz(tmp_path / "x.npz", pictures(seed=1))
+    assert torch.equal(load_images(tmp_path / "x.npz"), pictures()) and len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_npz_written_in_batches_and_interrupted_in_the_middle_of_an_image_is_that_written_at_once(tmp_path):
+    images, file = pictures(n=7), tmp_path / "new/x.npz"
+    NpzWriter(file, (7, 8, 8), {"seed": 0}).append(images[:4])
+    partial = tmp_path / "new/x.npz.partial"
+    partial.write_bytes(partial.read_bytes()[:-5])
+    writer = NpzWriter(file, (7, 8, 8), {"seed": 0})
+    assert writer.done == 3 and not file.exists()
+    writer.append(images[3:5])
+    with pytest.raises(ValueError, match="finish: expected 7 images, got 5"):
+        writer.finish()
+    with pytest.raises(ValueError, match=r"images: expected at most \(2, 3, 8, 8\), got \(3, 3, 8, 8\)"):
+        writer.append(images[:3])
+    writer.append(images[5:])
+    writer.finish()
+    assert torch.equal(load_images(file), images) and not partial.exists()
+    write_npz(tmp_path / "once.npz", images)
+    assert (tmp_path / "once.npz").read_bytes()[:200] == file.read_bytes()[:200]  # numpy's header, then pixels
+
+
+def test_a_partial_npz_of_other_settings_is_refused(tmp_path):
+    NpzWriter(tmp_path / "x.npz", (7, 8, 8), {"seed": 0}).append(pictures())
+    for shape, settings in (((7, 8, 8), {"seed": 1}), ((8, 8, 8), {"seed": 0})):
+        with pytest.raises(ValueError, match="x.npz.partial: expected a file of .*; delete or rename it"):
+            NpzWriter(tmp_path / "x.npz", shape, settings)
+    assert NpzWriter(tmp_path / "x.npz", (7, 8, 8), {"seed": 0}).done == 3
 
 
 def test_transparent_pictures_are_laid_on_white(tmp_path):

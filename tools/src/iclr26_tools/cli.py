@@ -8,7 +8,7 @@ import jsonargparse
 from torch import Tensor
 
 from iclr26_tools import image_metrics, results
-from iclr26_tools.features import Extractor, extract, load_extractor
+from iclr26_tools.features import Extractor, class_logits, extract, load_extractor
 from iclr26_tools.images import image_files, load_images
 from iclr26_tools.jsonio import write_json
 from iclr26_tools.statistics import bootstrap_interval
@@ -32,7 +32,7 @@ def kid(
         fake: folder of pictures, or .npz of the ADM evaluator.
         real: the same, of real images.
         floor: more real images, none of them in `real`; without it, `real` is halved at random.
-        extractor: efficientnet-lite0, efficientnet-lite0@SIDE, inception, inception:WEIGHTS, or a transformers model.
+        extractor: efficientnet-lite0[@SIDE], inception[:WEIGHTS], or a transformers model.
         size: side in pixels to resize all images to first.
         json: file to write the numbers to.
         device: of the extractor.
@@ -59,7 +59,8 @@ def fid(
         real: the same, of real images.
         floor: more real images, none of them in `real`; without it, `real` is halved at random.
         pca: training images, none of them in the other sets, on which a projection to 64 dimensions is fitted.
-        extractor: efficientnet-lite0, efficientnet-lite0@SIDE, inception, inception:WEIGHTS, or a transformers model.
+        extractor: efficientnet-lite0[@SIDE], inception[:WEIGHTS], inception-spatial[:WEIGHTS] for sFID, or
+             a transformers model.
         size: side in pixels to resize all images to first.
         json: file to write the numbers to.
         device: of the extractor.
@@ -85,7 +86,7 @@ def pr(
         fake: folder of pictures, or .npz of the ADM evaluator.
         real: the same, of real images.
         k: neighbours that define the manifold.
-        extractor: efficientnet-lite0, efficientnet-lite0@SIDE, inception, inception:WEIGHTS, or a transformers model.
+        extractor: efficientnet-lite0[@SIDE], inception[:WEIGHTS], or a transformers model.
         size: side in pixels to resize all images to first.
         json: file to write the numbers to.
         device: of the extractor.
@@ -95,6 +96,31 @@ def pr(
     precision, recall = image_metrics.precision_recall(a, b, k)
     head = {"metric": "precision and recall", "network": network.name, "samples": len(a), "reference_samples": len(b)}
     _show(head | {"k": k, "precision": precision, "recall": recall}, json)
+
+
+def isc(
+    fake: str,
+    real: str,
+    splits: int = 10,
+    extractor: str = EXTRACTOR,
+    size: int | None = None,
+    json: str | None = None,
+    device: str = "cpu",
+) -> None:
+    """Inception score, or the same score by another classifier, beside that of real images.
+
+    Args:
+        fake: folder of pictures, or .npz of the ADM evaluator.
+        real: the same, of real images; the larger set is thinned to the size of the other.
+        splits: parts that are scored by themselves.
+        extractor: efficientnet-lite0[@SIDE], or inception[:WEIGHTS].
+        size: side in pixels to resize all images to first.
+        json: file to write the numbers to.
+        device: of the extractor.
+    """
+    network = load_extractor(extractor, device)
+    fake_logits, real_logits = (class_logits(network, x) for x in _sets(network, size, fake, real))
+    _show(image_metrics.inception_score_report(fake_logits, real_logits, network.name, splits), json)
 
 
 def psnr(images: str, reference: str, json: str | None = None) -> None:
@@ -145,6 +171,7 @@ COMMANDS = {
     "kid": kid,
     "fid": fid,
     "pr": pr,
+    "isc": isc,
     "psnr": psnr,
     "ssim": ssim,
     "results": {"_help": "The tables of a project's README.", "render": render, "check": check},

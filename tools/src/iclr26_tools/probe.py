@@ -28,6 +28,10 @@ class Probe:
         """Class of each sample, (N,)."""
         return self.model.predict(_array(features, "features"))
 
+    def probabilities(self, features: Tensor | np.ndarray) -> np.ndarray:
+        """Of each of `classes`, (N, classes)."""
+        return self.model.predict_proba(_array(features, "features"))
+
 
 def _array(features: Tensor | np.ndarray, name: str) -> np.ndarray:
     array = np.asarray(features.cpu() if isinstance(features, Tensor) else features, dtype=np.float64)
