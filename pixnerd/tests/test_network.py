@@ -3,7 +3,6 @@ import torch
 import torch.nn.functional as F
 
 from pixnerd import PRESETS, PixNerdTransformer2DModel, linear_head_baseline
-from pixnerd.convert import from_official
 from pixnerd.embeddings import rotary_angles, rotate
 from pixnerd.layers import RMSNorm, patchify, unpatchify
 from pixnerd.neural_field import NeuralFieldBlock, NeuralFieldHead, dct_code
@@ -363,17 +362,3 @@ def test_inputs_that_do_not_fit_are_refused(transformer):
         transformer(torch.randn(1, 3, 18, 16), t, y, encoder_size=(16, 16))
     with pytest.raises(ValueError, match="only a neural field decodes to another resolution"):
         random_transformer(head_type="linear")(torch.randn(1, 3, 32, 32), t, y, encoder_size=(16, 16))
-
-
-def test_official_names_map_onto_all_of_ours():
-    block = ["norm1.weight", "norm2.weight", "attn.qkv.weight", "attn.q_norm.weight", "attn.k_norm.weight"]
-    block += ["attn.proj.weight", "attn.proj.bias", "mlp.w1.weight", "mlp.w2.weight", "mlp.w3.weight"]
-    block += ["adaLN_modulation.0.weight", "adaLN_modulation.0.bias"]
-    field = ["param_generator1.0.weight", "param_generator1.0.bias", "norm.weight"]
-    outside = ["s_embedder.proj", "x_embedder.embedder.0", "t_embedder.mlp.0", "t_embedder.mlp.2", "final_layer.linear"]
-    names = [f"{name}.{kind}" for name in outside for kind in ("weight", "bias")]
-    names += ["y_embedder.embedding_table.weight", "final_layer.norm.weight"]
-    names += [f"blocks.{i}.{name}" for i in (0, 1) for name in block]
-    names += [f"blocks.{r}.{name}" for r in (2, 3) for name in field]
-    mapped = from_official({name: torch.empty(0) for name in names})
-    assert mapped.keys() == random_transformer().state_dict().keys()

@@ -1,7 +1,9 @@
 """Official checkpoints: their names and ours, in both directions, and reading their files without running them."""
 
 import math
+import pickle
 import re
+from collections import OrderedDict
 from pathlib import Path
 
 import torch
@@ -9,6 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .errors import first_line
+from .pipeline import PixelPipeline, PixNerdPipeline
+from .scheduler import PixNerdScheduler
+from .text_pipeline import PixNerdTextToImagePipeline
 from .text_transformer import PixNerdTextTransformer2DModel
 from .transformer import PixelTransformer, PixNerdTransformer2DModel
 
@@ -55,7 +60,7 @@ def from_official(state: dict[str, Tensor]) -> dict[str, Tensor]:
     for key, tensor in state.items():
         if match := re.fullmatch(r"(text_refine_)?blocks\.(\d+)\.mlp\.w12\.weight", key):
             block = f"{'text_blocks' if match[1] else 'blocks'}.{match[2]}.mlp"
-            ours[f"{block}.w1.weight"], ours[f"{block}.w3.weight"] = tensor.chunk(2)
+            ours[f"{block}.w1.weight"], ours[f"{block}.w3.weight"] = (half.clone() for half in tensor.chunk(2))
         else:
             ours[_rename(key, pairs, depth)] = tensor
     return ours
@@ -154,20 +159,56 @@ def transformer_from_official(state: dict[str, Tensor], sample_size: int) -> Pix
         if tensor.shape != wanted[key].shape:
             raise ValueError(f"checkpoint: {key}: expected {tuple(wanted[key].shape)}, got {tuple(tensor.shape)}")
     transformer.load_state_dict(weights, assign=True)
-    return transformer.float().eval().requires_grad_(True)
+    return transformer.eval().requires_grad_(True)
+
+
+def pipeline_from_official(file: str | Path, sample_size: int, id2label: dict[int, str] | None = None) -> PixelPipeline:
+    """A pipeline with the weights of an official file and the paper's sampler.
+
+    Args:
+        file: as in `read_official`.
+        sample_size: side of the images that it was trained on (256 or 512).
+        id2label: class names by id, of a class-conditional model.
+
+    Raises:
+        OSError, ValueError: as `read_official` and `transformer_from_official`.
+    """
+    transformer = transformer_from_official(read_official(file), sample_size)
+    if isinstance(transformer, PixNerdTextTransformer2DModel):
+        scheduler = PixNerdScheduler(solver="adams", solver_order=2, shift=3.0, guidance_interval=(0.0, 1.0))
+        return PixNerdTextToImagePipeline(transformer, scheduler, text_encoder_name="Qwen/Qwen3-1.7B")
+    return PixNerdPipeline(transformer, PixNerdScheduler(), id2label=id2label)
 
 
 class _Inert:
-    """Stands for a class of a checkpoint that we do not know: takes any state and does nothing."""
+    """Stands for a class or function of a checkpoint that we do not know: takes anything and does nothing."""
+
+    stands_for: type | None = None  # a container, where the file puts items into it
 
     def __new__(cls, *args, **kwargs):
-        return object.__new__(cls)
+        return cls.stands_for() if cls.stands_for else super().__new__(cls)
 
     def __init__(self, *args, **kwargs) -> None:
         pass
 
     def __setstate__(self, state) -> None:
         pass
+
+
+def _load_inert(file: Path) -> dict:
+    """A file of torch.save by `weights_only=True`, in which stand-ins take the place of what this does not know."""
+    unknown = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    stubs = {name: type(f"Inert{number}", (_Inert,), {}) for number, name in enumerate(unknown)}
+    while True:
+        try:
+            with torch.serialization.safe_globals([(stub, name) for name, stub in stubs.items()]):
+                return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:  # it says which stand-in should have been a container
+            refused = re.search(r"Can only (\w+) .*\.(Inert\d+)'>", str(error))
+            stub = next((s for s in stubs.values() if refused and s.__name__ == refused[2]), None)
+            if stub is None or stub.stands_for:
+                raise
+            stub.stands_for = OrderedDict if refused[1].startswith("SETITEM") else list
 
 
 def read_official(file: str | Path) -> dict[str, Tensor]:
@@ -187,13 +228,7 @@ def read_official(file: str | Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise OSError(f"checkpoint: no file {file}")
     try:
-        if file.suffix == ".safetensors":
-            loaded = load_file(file)
-        else:
-            unknown = torch.serialization.get_unsafe_globals_in_checkpoint(file)
-            stubs = [(type(name.rpartition(".")[2], (_Inert,), {}), name) for name in unknown]
-            with torch.serialization.safe_globals(stubs):
-                loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        loaded = load_file(file) if file.suffix == ".safetensors" else _load_inert(file)
     except Exception as error:  # zip, pickle and format errors, each of its own kind
         raise OSError(f"checkpoint: {file} is not whole, fetch it again ({first_line(error)})") from error
     state = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else {}

@@ -1,0 +1,47 @@
+"""Convert an official checkpoint to a pipeline, or back: `python convert.py --checkpoint model.ckpt`."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pixnerd.cli import run
+from pixnerd.convert import pipeline_from_official, write_official
+from pixnerd.sampling import load_pipeline
+
+
+@dataclass
+class ConvertConfig:
+    """Convert an official checkpoint to a pipeline of diffusers, or back."""
+
+    checkpoint: Path
+    """Official checkpoint, of which the averaged weights are taken (.ckpt, .pt or .safetensors); with `back`, the one
+    to write."""
+    pipeline: Path = Path("outputs/converted")
+    """Folder of the pipeline to write; with `back`, the one to read."""
+    sample_size: int = 256
+    """Side in pixels of the images that the checkpoint was trained on: 256 or 512."""
+    labels: Path | None = None
+    """JSON file of class names, a list or a mapping from ids."""
+    back: bool = False
+    """Write the checkpoint from the pipeline."""
+
+
+def main(config: ConvertConfig) -> None:
+    if config.back:
+        write_official(load_pipeline(config.pipeline).transformer, config.checkpoint)
+        print(f"wrote {config.checkpoint}")
+        return
+    if config.sample_size < 1:
+        raise ValueError(f"sample_size: expected at least 1, got {config.sample_size}")
+    names = json.loads(config.labels.read_text(encoding="utf-8")) if config.labels else {}
+    if not isinstance(names, (list, dict)):
+        raise ValueError(f"labels: expected a list or a mapping in {config.labels}")
+    names = dict(enumerate(names)) if isinstance(names, list) else {int(key): name for key, name in names.items()}
+    pipeline = pipeline_from_official(config.checkpoint, config.sample_size, names)
+    pipeline.save_pretrained(config.pipeline)
+    count = sum(p.numel() for p in pipeline.transformer.parameters())
+    print(f"wrote {config.pipeline}: {type(pipeline).__name__}, {count:,} parameters")
+
+
+if __name__ == "__main__":
+    run(main, ConvertConfig)
