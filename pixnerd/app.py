@@ -71,7 +71,7 @@ def page(pipeline: PixelPipeline) -> gradio.Blocks:
             gallery = gradio.Gallery(label="Pictures", columns=4, format="png")
         inputs = [what, negative, guidance, steps, count, height, width, seed]
 
-        def sample(*values, progress=gradio.Progress()) -> list[Image.Image]:
+        def sample(*values, progress=gradio.Progress()) -> list[Image.Image]:  # noqa: B008
             try:
                 return sampled(pipeline, *values, progress=progress)
             except ValueError as error:
