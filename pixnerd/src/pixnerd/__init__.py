@@ -2,8 +2,8 @@
 
 Read in this order: `flow`, `objective` (what is learned); `layers`, `embeddings`, `transformer`, `neural_field` (what
 learns it); `scheduler`, `pipeline` (how it samples). Then, as needed, `alignment` and `teacher` (losses on features),
-`ema`, `data`, `openmoji`, `sampling`, `pictures`, `convert`, `remote_code`, `card`, `errors`. `checkpointing` and `cli`
-are the plumbing of the scripts.
+`ema`, `data`, `openmoji`, `photographs`, `sampling`, `pictures`, `convert`, `remote_code`, `card`, `errors`.
+`checkpointing` and `cli` are the plumbing of the scripts.
 """
 
 from .pipeline import PixNerdPipeline

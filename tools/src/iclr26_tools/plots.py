@@ -90,12 +90,18 @@ def plot_panels(
         references: {title: (label, value)} of horizontal lines, such as a bound.
         log: "", "x", "y" or "xy": logarithmic axes.
     """
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     figure, first = _canvas((3.2 * len(panels) + 0.6, 3.4), columns=len(panels))
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     for axes, (title, curves) in zip(figure.axes, panels.items(), strict=True):
         _draw_curves(axes, curves, log, dict(zip(names, COLORS * (1 + len(names) // len(COLORS)), strict=False)))
         axes.set_title(title, color=INK, fontweight="bold")
         axes.set_xlabel(xlabel)
+        if "y" in log:  # numbers, where powers of ten would stand alone
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
         if title in (references or {}):
             label, value = references[title]
             axes.axhline(value, color=INK, linestyle="--", linewidth=1)
