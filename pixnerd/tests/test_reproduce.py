@@ -147,7 +147,7 @@ def test_all_arms_of_a_seed_see_the_same_samples_times_noise_and_labels(data, tm
     monkeypatch.setattr(
         reproduce.Objective, "forward", lambda self, *batch: (seen.append(batch), forward(self, *batch))[1]
     )
-    options = config(data, tmp_path)
+    options = config(data, tmp_path, label_drop=0.5)
     arms = reproduce.read_arms(options)
     rates, parts = dict.fromkeys(arms, 0.001), reproduce.Parts(options, str(data))
     for run in reproduce.training_runs(options, arms, rates):
@@ -159,6 +159,7 @@ def test_all_arms_of_a_seed_see_the_same_samples_times_noise_and_labels(data, tm
     assert not torch.equal(by_seed[0][0][3], by_seed[1][0][3])
     chance = draw(1, 0, range(4), (3, 16, 16), torch.device("cpu"))
     assert torch.equal(seen[0][2], chance["t"]) and torch.equal(seen[0][3], chance["noise"])
+    assert torch.equal(seen[0][1] == 3, chance["drop"] < 0.5) and len(seen[0][1].unique()) > 1
 
 
 def test_what_is_measured_is_the_average_of_the_weights_at_that_step(data, tmp_path, monkeypatch):
@@ -181,6 +182,37 @@ def test_what_is_measured_is_the_average_of_the_weights_at_that_step(data, tmp_p
     assert out["error"][-1][1] == pytest.approx(np.mean(out["error_by_time"]))
     for weights, average in zip(measured, (averages[0], averages[2]), strict=True):
         assert all(torch.equal(weights[name], average[name]) for name in average)
+
+
+def test_samples_start_from_the_same_noise_and_have_the_classes_of_held_out_images(data, tmp_path, monkeypatch):
+    options = config(data, tmp_path)
+    arms = reproduce.read_arms(options)
+    parts, asked, predict = reproduce.Parts(options, str(data)), [], PixNerdTransformer2DModel.forward
+
+    def spy(self, x, t, labels, *rest, **more):
+        asked.append((t[0].item(), labels.tolist()))
+        return predict(self, x, t, labels, *rest, **more)
+
+    monkeypatch.setattr(PixNerdTransformer2DModel, "forward", spy)
+    sets = []
+    for run in reproduce.training_runs(options, arms, dict.fromkeys(arms, 1e-3))[: len(arms)]:
+        network = PixNerdTransformer2DModel(sample_size=16, num_classes=3, **run["network"])
+        sets.append(reproduce.sample(network, parts, run))
+    assert sets[0].shape == (4, 3, 16, 16) and len(sets[0].unique()) > 100
+    assert all(torch.equal(one, sets[0]) for one in sets)  # at first every network answers zero: the noise stays
+    classes = parts.held_out.labels[:4].tolist()
+    assert asked == [(0.0, classes), (0.5, classes)] * len(arms)  # two steps, and no guidance
+
+
+def test_real_images_are_as_many_of_each_class_as_the_samples(data, tmp_path, monkeypatch):
+    options = config(data, tmp_path)
+    parts, seen = reproduce.Parts(options, str(data)), []
+    monkeypatch.setattr(parts, "distances", lambda images: (seen.append(images), (0.0, 0.0))[1])
+    out = reproduce.measure_real(reproduce.floor_runs(options, reproduce.read_arms(options))[0], parts)
+    assert out["images"] == 4 and list(out["rank_bound"]) == [2, 4, 8, 16]
+    known = parts.train.all_images()
+    labels = [parts.train.labels[(known == image).all((1, 2, 3))].item() for image in seen[0]]
+    assert Counter(labels) == Counter(parts.held_out.labels[:4].tolist())
 
 
 def test_the_velocity_error_of_nothing_is_that_of_the_velocity_and_of_the_truth_zero(data, tmp_path):
@@ -303,7 +335,7 @@ def made_up(monkeypatch, error, bound=0.75, ratio=2.0):
         spans = {n: {"value": v, "low": v, "high": v, "n": 9} for n, v in speed.items()}
         return {"seconds": spans, "ratios": spans}
 
-    monkeypatch.setattr(reproduce, "tune", lambda run, *_: {"validation_error": abs(math.log(run["lr"] / 1e-3))})
+    monkeypatch.setattr(reproduce, "tune", lambda run, *_: {"validation_error": abs(math.log(run["lr"] / 1e-2))})
     for function in (train_and_measure, measure_real, time_steps):
         monkeypatch.setattr(reproduce, function.__name__, function)
 
@@ -340,7 +372,9 @@ def test_gains_of_made_up_curves(data, tmp_path, monkeypatch):
     kid = [row for row in end["tables"]["samples"]["rows"] if row[0] == "KID"]
     assert kid[0][3:] == rows["neural field over linear head", "equal steps"]
     assert end["verdict"]["verdict"] == "shown"
-    assert {row[-1] for row in end["tables"]["tuning"]["rows"]} == {"0.001 (edge of the grid)"}  # 1e-3 and 1e-2
+    assert {row[-1] for row in end["tables"]["tuning"]["rows"]} == {"0.01 (edge of the grid)"}
+    run = json.loads((tmp_path / "results" / "runs" / "linear-8-3.json").read_text())
+    assert run["options"]["lr"] == 1e-2
 
 
 FLAT = {"neural_field": 0.3, "linear": 0.8, "linear_skip": 0.3}
