@@ -167,6 +167,39 @@ def test_precision_and_recall_of_a_constructed_example():
     assert im.precision_recall(real + 1000, real) == (0.0, 0.0)
 
 
+def test_power_of_white_noise_is_its_variance_at_every_frequency():
+    power = im.radial_power(0.5 + 0.1 * normal(400, 3, 16, 16).clamp(-4, 4))
+    assert power.shape == (8,)
+    assert torch.allclose(power, torch.full((8,), 0.01, dtype=torch.float64), rtol=0.02)
+
+
+@pytest.mark.parametrize(("row", "column", "radius"), [(0, 3, 3), (3, 0, 3), (3, 4, 5), (1, 1, 1), (5, 5, 7)])
+def test_power_of_a_wave_is_all_in_the_ring_of_its_frequency(row, column, radius):
+    side, amplitude = 16, 0.3
+    y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    wave = 0.5 + amplitude * torch.cos(2 * torch.pi * (row * y + column * x) / side).expand(2, 3, side, side).double()
+    frequencies = torch.fft.fftfreq(side, 1 / side)
+    ring = (torch.hypot(frequencies[:, None], frequencies).round() == radius).sum()
+    expected = torch.zeros(8, dtype=torch.float64)
+    expected[radius - 1] = amplitude**2 / 2 * side**2 / ring  # Parseval
+    assert torch.allclose(im.radial_power(wave), expected, atol=1e-12)
+
+
+def test_spectrum_distance_of_contrast_is_its_log_and_the_order_of_images_and_a_shift_do_not_matter():
+    images = torch.rand(6, 3, 12, 12, generator=torch.Generator().manual_seed(0)).double()
+    assert im.spectrum_distance(images / 3, images) == pytest.approx(2 * math.log(3), rel=1e-9)
+    moved = images.flip(0).roll((2, 5), (2, 3)) * 0.5 + 0.5
+    assert im.spectrum_distance(moved, images) == pytest.approx(2 * math.log(2), rel=1e-9)
+    half = torch.fft.fft2(images)
+    frequencies = torch.fft.fftfreq(12, 1 / 12)
+    half[..., torch.hypot(frequencies[:, None], frequencies) > 3.4] *= 0.1  # rings 4, 5 and 6 of six
+    softer = torch.fft.ifft2(half).real
+    assert softer.min() >= 0 and softer.max() <= 1
+    assert im.spectrum_distance(softer, images) == pytest.approx(2 * math.log(10) * math.sqrt(3 / 6), rel=1e-9)
+    flat = torch.zeros(1, 3, 12, 12).double()
+    assert im.spectrum_distance(flat, images) == math.inf and im.spectrum_distance(flat, flat) == 0
+
+
 def test_psnr_of_known_noise():
     zero = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
     other = zero.clone()
@@ -226,6 +259,9 @@ def test_lpips_without_torchvision_says_what_to_install():
         (lambda: im.psnr(torch.ones(1, 3, 4, 4), torch.ones(1, 3, 4, 4, dtype=torch.uint8)), "same dtype"),
         (lambda: im.ssim(torch.ones(1, 3, 8, 8), torch.ones(1, 3, 8, 8)), "at least 11 x 11"),
         (lambda: im.luma(torch.ones(1, 1, 8, 8)), "three channels"),
+        (lambda: im.radial_power(torch.ones(1, 3, 4, 5)), "expected squares"),
+        (lambda: im.radial_power(torch.ones(1, 3, 4, 4) * 2), "images: expected uint8"),
+        (lambda: im.spectrum_distance(torch.rand(1, 3, 4, 4), torch.rand(1, 3, 6, 6)), "of one size"),
     ],
 )
 def test_bad_input_is_named(call, words):

@@ -282,5 +282,16 @@ def test_charts_are_pictures_on_a_transparent_ground_with_the_interval_where_it_
     drawn = [n for n, pixel in picture.getcolors(10**6) if pixel == (0x2F, 0x81, 0xF7, 255)]
     assert drawn and drawn[0] > 500  # the first arm's colour
     assert "<svg" in (tmp_path / "b.svg").read_text()
+    curves = {"a": ([1, 2], [1.0, 2.0]), "b": ([1, 2], [Interval(1, 0.5, 2, 3)] * 2)}
+    results.plot_panels(tmp_path / "c.png", {"one": {"b": curves["b"]}, "two": curves}, xlabel="x", ylabel="y", log="y",
+                        references={"two": ("bound", 0.75)})  # fmt: skip
+    colors = [set(), set()]
+    picture = Image.open(tmp_path / "c.png")
+    for i in (0, 1):
+        half = picture.crop((i * picture.width // 2, 200, (i + 1) * picture.width // 2, picture.height))
+        colors[i] = {pixel for n, pixel in half.getcolors(10**6) if n > 300 and pixel[3] == 255}
+    first, second = (0x2F, 0x81, 0xF7, 255), (0xDB, 0x6D, 0x28, 255)
+    assert first in colors[0] and second not in colors[0]  # b has the same colour in both panels
+    assert {first, second} <= colors[1]
     with pytest.raises(ValueError, match="as many y as x for 'a'"):
         results.plot_curves(tmp_path / "b.svg", {"a": ([1, 2], [1.0])}, xlabel="x", ylabel="y")

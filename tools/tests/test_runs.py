@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from iclr26_tools.runs import RunList
+from iclr26_tools.runs import RunList, share
 from iclr26_tools.statistics import Interval, t_interval
 
 RUNS = [{"arm": arm, "seed": seed, "steps": 10} for arm in ("ours", "plain") for seed in range(3)]
@@ -53,6 +53,7 @@ def test_shards_cover_the_list_once(tmp_path):
     runs.execute(score, shard="2/4", progress=False)
     assert len(runs.finished()) == 2
     assert runs.pending("1/4") == parts[0]  # what others finish does not move the shares
+    assert [share("abcde", f"{i}/2") for i in (1, 2)] == ["ace", "bd"]
     for bad in ("0/4", "5/4", "1", "a/b"):
         with pytest.raises(ValueError, match="shard: expected"):
             runs.pending(bad)

@@ -37,6 +37,18 @@ def test_equal_values_have_an_interval_without_width():
     assert (interval.low, interval.high) == (2.0, 2.0)
 
 
+@pytest.mark.parametrize("n", [3, 5, 12])
+def test_the_detectable_effect_is_detected_four_times_in_five(n):
+    values = np.random.default_rng(0).normal(size=(40_000, n))
+    one = (values[0] - values[0].mean()) / values[0].std(ddof=1)  # its spread is the true one
+    shifted = values + st.detectable_effect(one)
+    low = shifted.mean(1) - stats.t.ppf(0.975, n - 1) * stats.sem(shifted, axis=1)
+    assert (low > 0).mean() == pytest.approx(0.8, abs=0.01)
+    assert st.detectable_effect([2.0, 2.0, 2.0]) == 0
+    with pytest.raises(ValueError, match="power: expected"):
+        st.detectable_effect(one, power=0.2)
+
+
 def test_t_interval_is_the_textbook_one():
     # mean 3, standard deviation sqrt(2.5), t(0.975, 4) = 2.7764451
     interval = st.t_interval([1, 2, 3, 4, 5])

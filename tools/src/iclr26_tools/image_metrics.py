@@ -1,8 +1,9 @@
-"""Distances between sets of images (KID, Fréchet, precision and recall), a score of one set (Inception score), and
-distances between pairs (PSNR, SSIM, LPIPS).
+"""Distances between sets of images (KID, Fréchet, precision and recall, spectra), a score of one set (Inception score),
+and distances between pairs (PSNR, SSIM, LPIPS).
 
-Set distances take features, (N, dim), from `features.extract`. The headline is the kernel distance, which is unbiased
-at any sample size; a Fréchet distance of few samples in many dimensions says more about the number of samples.
+Set distances take features, (N, dim), from `features.extract`; those of spectra take images. The headline is the kernel
+distance, which is unbiased at any sample size; a Fréchet distance of few samples in many dimensions says more about the
+number of samples.
 """
 
 import math
@@ -281,6 +282,42 @@ def _covered(points: Tensor, centres: Tensor, k: int) -> float:
 
     radii = torch.cat([distances(x).kthvalue(k + 1).values for x in centres.split(CHUNK)])  # the nearest is itself
     return float(torch.cat([(distances(x) <= radii).any(1) for x in points.split(CHUNK)]).double().mean())
+
+
+# Power spectra
+
+
+def radial_power(images: Tensor) -> Tensor:
+    """Mean power at 1, 2, …, side // 2 cycles an image, (side // 2,) float64.
+
+    |F|² / pixels, F the discrete Fourier transform of a channel, so that white noise of variance v has power v
+    everywhere; averaged over images, channels, and the frequencies whose radius rounds to the same number. The mean
+    brightness and the corners beyond side // 2 are left out.
+
+    Args:
+        images: uint8, or floats in [0, 1], (N, channels, side, side).
+    """
+    images, _ = _images(images, images)
+    side = images.shape[-1]
+    if images.shape[-2] != side or side < 2:
+        raise ValueError(f"images: expected squares of at least 2 x 2 pixels, got {tuple(images.shape[-2:])}")
+    power = torch.fft.fft2(images.double(), norm="ortho").abs().square().mean((0, 1))  # (side, side)
+    frequencies = torch.fft.fftfreq(side, 1 / side, dtype=torch.float64)
+    radius = torch.hypot(frequencies[:, None], frequencies).round().long().flatten()
+    return (torch.bincount(radius, power.flatten()) / torch.bincount(radius))[1 : side // 2 + 1]
+
+
+def spectrum_distance(a: Tensor, b: Tensor) -> float:
+    """Root mean square, over the frequencies of `radial_power`, of the difference of the log power of two sets.
+
+    In nats: 0.69 means that powers are off by a factor of two. Infinite where one set alone has no power at a frequency
+    (flat images). Arguments as there, of one size.
+    """
+    powers = [radial_power(images).cpu() for images in (a, b)]
+    if len(powers[0]) != len(powers[1]):
+        raise ValueError(f"a, b: expected images of one size, got {tuple(a.shape[-2:])} and {tuple(b.shape[-2:])}")
+    difference = torch.where(powers[0] == powers[1], 0.0, powers[0].log() - powers[1].log())
+    return float(difference.square().mean().sqrt())
 
 
 # Pairs of images

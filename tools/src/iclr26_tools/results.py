@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from iclr26_tools.jsonio import non_finite, plain, read_json, write_json
-from iclr26_tools.plots import plot, plot_curves
+from iclr26_tools.plots import plot, plot_curves, plot_panels
 from iclr26_tools.provenance import code_hash, environment
 from iclr26_tools.statistics import Interval
 
@@ -29,6 +29,7 @@ __all__ = [
     "markdown",
     "plot",
     "plot_curves",
+    "plot_panels",
     "render",
     "save",
     "stale",

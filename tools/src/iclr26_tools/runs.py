@@ -11,6 +11,14 @@ from tqdm import tqdm
 from iclr26_tools.jsonio import non_finite, plain, read_json, write_json
 
 
+def share(items: Sequence, shard: str) -> Sequence:
+    """Every n-th item from the i-th on, for the shard "i/n", i from 1 to n."""
+    part, _, parts = shard.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise ValueError(f"shard: expected i/n with 1 <= i <= n, got {shard!r}")
+    return items[int(part) - 1 :: int(parts)]
+
+
 class RunList:
     """Runs, and the folder in which their results stand.
 
@@ -66,10 +74,7 @@ class RunList:
         Args:
             shard: "i/n", i from 1 to n: every n-th run of the whole list, so that machines share it without talking.
         """
-        part, _, parts = shard.partition("/")
-        if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-            raise ValueError(f"shard: expected i/n with 1 <= i <= n, got {shard!r}")
-        return [name for name in list(self.runs)[int(part) - 1 :: int(parts)] if self.record(name) is None]
+        return [name for name in share(list(self.runs), shard) if self.record(name) is None]
 
     def execute(self, function: Callable[[dict], Any], shard: str = "1/1", progress: bool = True) -> None:
         """Call `function(run)` for each pending run and write what it returns, which must be plain data.

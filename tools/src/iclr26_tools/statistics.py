@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy import optimize, stats
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,22 @@ def t_interval(values: ArrayLike, level: float = 0.95) -> Interval:
     mean = float(values.mean())
     half = float(stats.t.ppf((1 + level) / 2, len(values) - 1) * stats.sem(values))
     return Interval(mean, mean - half, mean + half, len(values), level, "t")
+
+
+def detectable_effect(values: ArrayLike, level: float = 0.95, power: float = 0.8) -> float:
+    """The true mean at which `t_interval` of as many values of this spread excludes zero with probability `power`.
+
+    From the noncentral t distribution, the spread taken as the true one. With it a result that shows nothing says how
+    large an effect would have been seen.
+    """
+    values = _vector(values, "values", 2)
+    check_level(level)
+    if not 0.5 <= power < 1:
+        raise ValueError(f"power: expected a number from 0.5 to 1, got {power}")
+    freedom = len(values) - 1
+    critical = stats.t.ppf((1 + level) / 2, freedom)
+    errors = optimize.brentq(lambda shift: stats.nct.sf(critical, freedom, shift) - power, 0, 10 * critical)
+    return float(errors * stats.sem(values))
 
 
 def wilson_interval(successes: int, n: int, level: float = 0.95) -> Interval:
