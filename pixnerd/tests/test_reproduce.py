@@ -171,17 +171,21 @@ def test_what_is_measured_is_the_average_of_the_weights_at_that_step(data, tmp_p
         for _, _, ema in reproduce.training(run, parts.train, device)
     ]
     measured, measure = [], reproduce.velocity_errors
+    groups, adam = [], torch.optim.AdamW
 
-    def spy(network, *rest):
+    def spy(network, part, *rest):
+        assert part is parts.held_out
         measured.append({name: p.detach().clone() for name, p in network.named_parameters()})
-        return measure(network, *rest)
+        return measure(network, part, *rest)
 
     monkeypatch.setattr(reproduce, "velocity_errors", spy)
+    monkeypatch.setattr(torch.optim, "AdamW", lambda *args, **more: (groups.append(more), adam(*args, **more))[1])
     out = reproduce.train_and_measure(run, parts, device)
     assert [at for at, _ in out["error"]] == [1, 3] and [at for at, _ in out["kid"]] == [3]
     assert out["error"][-1][1] == pytest.approx(np.mean(out["error_by_time"]))
     for weights, average in zip(measured, (averages[0], averages[2]), strict=True):
         assert all(torch.equal(weights[name], average[name]) for name in average)
+    assert groups == [{"lr": 1e-2, "weight_decay": 0.0}]
 
 
 def test_samples_start_from_the_same_noise_and_have_the_classes_of_held_out_images(data, tmp_path, monkeypatch):
@@ -236,6 +240,13 @@ def test_the_velocity_error_of_nothing_is_that_of_the_velocity_and_of_the_truth_
     for share, expected in ((0.0, whole), (1.0, 0.0), (0.5, whole / 4)):
         errors = reproduce.velocity_errors(Network(share), held_out, images, run, torch.device("cpu"))
         assert errors == pytest.approx([expected] * 5, abs=1e-6)
+
+    def knows_the_image(x_t, t, labels):
+        return type("Output", (), {"sample": images / 127.5 - 1})
+
+    sample = run | {"prediction_type": "sample"}
+    errors = reproduce.velocity_errors(knows_the_image, held_out, images, sample, torch.device("cpu"))
+    assert errors == pytest.approx([0.0] * 5, abs=1e-6)
 
 
 def test_a_run_that_diverges_ends_the_curve_and_is_not_chosen(data, tmp_path):
