@@ -47,6 +47,13 @@ def test_peak_memory_forgets_a_higher_peak_before():
     assert 95e6 < peak_memory(np.ones, setup) < 130e6
 
 
+def test_peak_memory_counts_what_takes_the_place_of_what_the_setup_freed():
+    # 100 MB in blocks that the C library keeps when they are freed: the last one lies above them
+    code = "import sys, numpy; blocks = [*map(numpy.ones, [6250] * 2000)]; sys.last = blocks.pop(); del blocks"
+    blocks = functools.partial(exec, code)
+    assert peak_memory(blocks, setup=blocks) > 90e6
+
+
 def test_peak_memory_names_what_it_cannot_do():
     with pytest.raises(ValueError, match="fn: expected a function of a module"):
         peak_memory(lambda: 0)

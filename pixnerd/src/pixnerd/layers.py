@@ -1,5 +1,7 @@
 """What both halves of the network are built from: the norm, patches, and running a block."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -45,7 +47,7 @@ def unpatchify(patches: Tensor, patch: tuple[int, int], size: tuple[int, int]) -
     return x.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, height, width)
 
 
-def run(block: nn.Module, *inputs: Tensor, checkpointing: bool) -> Tensor:
+def run(block: Callable[..., Tensor], *inputs: Tensor, checkpointing: bool) -> Tensor:
     """A block's output; with `checkpointing` it is computed again in the backward pass, to save memory."""
     if checkpointing and torch.is_grad_enabled():
         return checkpoint(block, *inputs, use_reentrant=False)

@@ -102,7 +102,7 @@ class NeuralFieldHead(nn.Module):
 
     A pixel's output depends on that pixel, its place in the patch and the patch's condition, on nothing else. So the
     patches of all images are rows of one list, and can be computed in tiles of `tile_size` rows, to save memory.
-    `gradient_checkpointing` computes each block again in the backward pass.
+    `gradient_checkpointing` computes each block, or each tile where there are tiles, again in the backward pass.
 
     Args:
         condition_dim: width of the transformer.
@@ -158,14 +158,15 @@ class NeuralFieldHead(nn.Module):
             out = self.field(pixels, rows, constant)
         else:
             tiles = zip(pixels.split(self.tile_size), rows.split(self.tile_size), strict=True)
-            out = torch.cat([self.field(z, condition, constant) for z, condition in tiles])
+            checkpointing = self.gradient_checkpointing
+            out = torch.cat([run(self.field, *tile, constant, checkpointing=checkpointing) for tile in tiles])
         return unpatchify(out.transpose(-1, -2).unflatten(0, patches.shape[:2]), patch, images.shape[-2:])
 
     def field(self, pixels: Tensor, condition: Tensor, constant: Tensor) -> Tensor:
         """Args: pixels (patches, pixels, channels); condition (patches, dim); `constant` of this patch size."""
         z = self.embed(pixels, constant)
         for block in self.blocks:
-            z = run(block, z, condition, checkpointing=self.gradient_checkpointing)
+            z = run(block, z, condition, checkpointing=self.gradient_checkpointing and self.tile_size is None)
         return self.proj(self.norm(z))
 
     def constant(self, patch: tuple[int, int]) -> Tensor:

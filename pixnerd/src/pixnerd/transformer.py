@@ -152,8 +152,8 @@ class PixelTransformer(ModelMixin, ConfigMixin):
         self._neural_field("tile_size").tile_size = tile_size
 
     def enable_head_checkpointing(self, enable: bool = True) -> None:
-        """Compute the neural field's blocks again in the backward pass; `enable_gradient_checkpointing` is for the
-        whole network."""
+        """Compute the neural field's blocks again in the backward pass, or its tiles where there are tiles: those two
+        together need least memory. `enable_gradient_checkpointing` is for the whole network."""
         self._neural_field("head_checkpointing").gradient_checkpointing = enable
 
     def _neural_field(self, option: str) -> NeuralFieldHead:
