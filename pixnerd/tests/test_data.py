@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from pixnerd import openmoji
-from pixnerd.data import LabelledImages, StepSampler, center_crop, load_images, places_of, to_float
+from pixnerd.data import LabelledImages, StepSampler, center_crop, load_images, places_of, read_image, to_float
 
 
 def write_image(path, colour=(255, 0, 0), size=(20, 12)):
@@ -153,6 +153,33 @@ def test_emoji_without_a_name_are_left_out_of_captioned_data(tmp_path, monkeypat
     data = load_images("openmoji", 4, "test", tmp_path, captioned=True)
     assert list(data.captions) == [e.caption() for e in items if e.caption() is not None]
     assert 0 < len(data) < len(load_images("openmoji", 4, "test", tmp_path))
+
+
+def test_images_are_upright_and_what_is_transparent_is_white(tmp_path):
+    pixels = np.zeros((8, 16, 3), np.uint8)
+    pixels[:, :8] = 255  # the left half, which lies above once the image is turned by a right angle
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
+    image = read_image(tmp_path / "turned.png")
+    assert image.size == (8, 16) and np.array_equal(np.asarray(image)[:, 0, 0], [255] * 8 + [0] * 8)
+    clear = np.zeros((4, 4, 4), np.uint8)
+    clear[0, 0] = 10, 20, 30, 255
+    Image.fromarray(clear).save(tmp_path / "clear.png")
+    seen = np.asarray(read_image(tmp_path / "clear.png"))
+    assert seen[0, 0].tolist() == [10, 20, 30] and seen[1:].min() == 255
+
+
+def test_a_hub_data_set_with_one_split_holds_out_a_tenth(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
+    pictures = [Image.new("RGB", (8, 8), (i, i, i)) for i in range(60)]
+    part = datasets.Dataset.from_dict({"image": pictures, "text": [f"grey {i}" for i in range(60)]}, features=features)
+    part.to_parquet(tmp_path / "train.parquet")
+    both = [load_images(f"hf:{tmp_path}", 8, split, captioned=True) for split in ("train", "test")]
+    assert 40 <= len(both[0]) < 60 and len(both[0]) + len(both[1]) == 60
+    for data in both:
+        assert all(item["caption"] == f"grey {item['image'][0, 0, 0]}" for item in data)
 
 
 @pytest.mark.parametrize("content", [b"", b"this is no picture"])

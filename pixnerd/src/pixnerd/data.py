@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
@@ -82,7 +82,7 @@ class LabelledImages(Dataset):
         if isinstance(item, Path):
             item = read_image(item)
         if isinstance(item, Image.Image):
-            item = np.array(center_crop(item.convert("RGB"), self.resolution))
+            item = np.array(center_crop(as_rgb(item), self.resolution))
         found = {"image": torch.from_numpy(item).permute(2, 0, 1), "label": torch.tensor(self.labels[index])}
         return found if self.captions is None else found | {"caption": self.captions[index]}
 
@@ -125,15 +125,24 @@ class _Some:
         return self.items[int(self.indices[index])]
 
 
+def as_rgb(image: Image.Image) -> Image.Image:
+    """An image upright, as its EXIF data say, with what is transparent on white."""
+    image = ImageOps.exif_transpose(image)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
+
+
 def read_image(path: Path) -> Image.Image:
-    """An image file in RGB.
+    """An image file in RGB, by `as_rgb`.
 
     Raises:
         OSError: the file is empty, broken or too large, with its name.
     """
     try:
         with Image.open(path) as image:
-            return image.convert("RGB")
+            return as_rgb(image)
     except Exception as error:  # Pillow raises a dozen kinds here
         raise OSError(f"{path}: not readable as an image ({error}); mend it or take it out of the folder") from error
 
@@ -336,11 +345,12 @@ def _hub(name: str, resolution: int, split: str) -> LabelledImages:
         splits = datasets.load_dataset(name)
     except Exception as error:  # network, access and layout each raise their own kinds
         raise OSError(f"dataset: cannot load hf:{name} ({type(error).__name__}: {first_line(error)})") from error
-    wanted = ["train"] if split == "train" else ["validation", "valid", "val", "test"]
-    found = next((s for s in wanted if s in splits), None)
-    if found is None:
-        raise ValueError(f"dataset: hf:{name} has the splits {', '.join(splits)}, none of {', '.join(wanted)}")
-    data = splits[found]
+    tests = [s for s in ("validation", "valid", "val", "test") if s in splits]
+    if "train" not in splits:
+        raise ValueError(f"dataset: hf:{name} has the splits {', '.join(splits)}, but no train")
+    data = splits["train" if split == "train" or not tests else tests[0]]
+    if not tests:  # a tenth is held out
+        data = data.select([i for i in range(len(data)) if _in_test(str(i)) == (split == "test")])
     images = [c for c, f in data.features.items() if isinstance(f, datasets.Image)]
     classes = [c for c, f in data.features.items() if isinstance(f, datasets.ClassLabel)]
     if not images:

@@ -154,7 +154,7 @@ class PixelPipeline(DiffusionPipeline):
                 given["transformer"] = cls._load_transformer(package, name, model, hub)
             if "scheduler" not in given:
                 given["scheduler"] = package.PixNerdScheduler.from_pretrained(name, subfolder="scheduler", **hub)
-            given = cls._load_optional(index, name, model, hub) | given
+            given |= cls._load_optional(index, name, model, hub, given)
         except Exception as error:  # network, access, layout, safetensors: each its own kind
             raise OSError(f"{name}: no whole {cls.__name__} there ({first_line(error)})") from error
         return cls(**given, **{key: value for key, value in index.items() if key in cls.saved_options})
@@ -171,8 +171,8 @@ class PixelPipeline(DiffusionPipeline):
         return transformer
 
     @classmethod
-    def _load_optional(cls, index: dict, name: str, model: dict, hub: dict) -> dict:
-        """Components that a folder may hold or not."""
+    def _load_optional(cls, index: dict, name: str, model: dict, hub: dict, given: dict) -> dict:
+        """Components that a folder may hold or not, beside those given (None for one that is not wanted)."""
         return {}
 
 
@@ -230,7 +230,8 @@ class PixNerdPipeline(PixelPipeline):
             latents: the noise at t = 0, (batch, channels, height, width), instead of drawing it. There is no latent
                 space here; the name is diffusers'.
             output_type: `"pil"`; `"np"`, (batch, height, width, channels) in [0, 1]; `"pt"`, (batch, channels, height,
-                width) in [0, 1]; or `"latent"`, the state as it ends, about [-1, 1], float32.
+                width) in [0, 1], both of the 256 values that a picture has; or `"latent"`, the state as it ends,
+                about [-1, 1], float32.
             callback_on_step_end: called as f(pipeline, step, timestep, {"latents": state}); may return a new state in
                 the same form.
             callback_on_step_end_tensor_inputs: `["latents"]`, the only one there is.

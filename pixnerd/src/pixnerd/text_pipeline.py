@@ -153,13 +153,15 @@ class PixNerdTextToImagePipeline(PixelPipeline):
         return embeds.to(self._execution_device, self.transformer.dtype)
 
     @classmethod
-    def _load_optional(cls, index: dict, name: str, model: dict, hub: dict) -> dict:
+    def _load_optional(cls, index: dict, name: str, model: dict, hub: dict, given: dict) -> dict:
         """Tokenizer and text encoder, where they were saved with the rest."""
         found = {}
         if (index.get("text_encoder") or [None])[0] is not None:
             from transformers import AutoModel, AutoTokenizer
 
-            found["tokenizer"] = AutoTokenizer.from_pretrained(name, subfolder="tokenizer", **hub)
-            dtype = {"dtype": model["torch_dtype"]} if "torch_dtype" in model else {}
-            found["text_encoder"] = AutoModel.from_pretrained(name, subfolder="text_encoder", **dtype, **hub)
+            if "tokenizer" not in given:
+                found["tokenizer"] = AutoTokenizer.from_pretrained(name, subfolder="tokenizer", **hub)
+            if "text_encoder" not in given:
+                dtype = {"dtype": model["torch_dtype"]} if "torch_dtype" in model else {}
+                found["text_encoder"] = AutoModel.from_pretrained(name, subfolder="text_encoder", **dtype, **hub)
         return found

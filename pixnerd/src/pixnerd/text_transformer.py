@@ -54,7 +54,9 @@ class PixNerdTextTransformer2DModel(PixelTransformer):
         super().__init__()
         shape = dict(sample_size=sample_size, patch_size=patch_size, hidden_size=hidden_size, num_layers=num_layers)
         shape |= dict(in_channels=in_channels, num_attention_heads=num_attention_heads)
-        check_shape(**shape, text_dim=text_dim, text_length=text_length)
+        check_shape(head_layers, **shape, text_dim=text_dim, text_length=text_length)
+        if text_layers < 0:
+            raise ValueError(f"text_layers: expected at least 0, got {text_layers}")
         self.patch_embed = patch_embedding(in_channels, patch_size, hidden_size)
         self.time_embed = TimeEmbedding(hidden_size)
         self.text_embed = nn.Linear(text_dim, hidden_size)

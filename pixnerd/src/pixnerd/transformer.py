@@ -188,11 +188,13 @@ def patch_embedding(channels: int, patch_size: int, dim: int) -> nn.Linear:
     return layer
 
 
-def check_shape(**options: int) -> None:
+def check_shape(head_layers: int, **options: int) -> None:
     """Refuse sizes that make no network: each at least 1, patches that tile the image, heads that can be rotated."""
     for name, value in options.items():
         if value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")
+    if head_layers < 0:
+        raise ValueError(f"head_layers: expected at least 0, got {head_layers}")
     heads, p = options["num_attention_heads"], options["patch_size"]
     if options["hidden_size"] % (4 * heads):
         raise ValueError(
@@ -248,7 +250,7 @@ class PixNerdTransformer2DModel(PixelTransformer):
         super().__init__()
         shape = dict(sample_size=sample_size, patch_size=patch_size, hidden_size=hidden_size, num_layers=num_layers)
         shape |= dict(in_channels=in_channels, num_classes=num_classes, num_attention_heads=num_attention_heads)
-        check_shape(**shape)
+        check_shape(head_layers, **shape)
         self.patch_embed = patch_embedding(in_channels, patch_size, hidden_size)
         self.time_embed = TimeEmbedding(hidden_size)
         self.class_embed = nn.Embedding(num_classes + 1, hidden_size)
