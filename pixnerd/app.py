@@ -1,5 +1,6 @@
 """A page to sample from a model, for a browser or a Hugging Face Space: `python app.py --model outputs/demo`."""
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,16 +22,16 @@ except ImportError as error:
 class AppConfig:
     """Serve a page that samples from a model."""
 
-    model: str = "outputs/demo"
-    """Folder of a saved pipeline, or its Hub id."""
+    model: str = os.environ.get("PIXNERD_MODEL", "outputs/demo")
+    """Folder of a saved pipeline, or its Hub id (a Space, which passes no options, sets PIXNERD_MODEL)."""
     text_encoder: str | None = None
     """Of a text-to-image model, as in train.py (default: what it was trained with)."""
     device: str | None = None
     """cuda, mps or cpu (default: the best there is)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the network; the state is float32 in any case."""
-    host: str = "127.0.0.1"
-    """Address to serve on; 0.0.0.0 for other machines too."""
+    """Of the network and of a text encoder; the state is float32 in any case."""
+    host: str | None = None
+    """Address to serve on; 0.0.0.0 for other machines too (default: this machine, or what a Space says)."""
     port: int | None = None
     """Port to serve on (default: the first free one from 7860)."""
 
@@ -38,7 +39,7 @@ class AppConfig:
 def main(config: AppConfig) -> None:
     pipeline = load_pipeline(config.model, torch_dtype=getattr(torch, config.dtype))
     pipeline.to(choose_device(config.device))
-    if isinstance(pipeline, PixNerdTextToImagePipeline) and pipeline.text_encoder is None:
+    if isinstance(pipeline, PixNerdTextToImagePipeline):
         pipeline.load_text_encoder(config.text_encoder)
     page(pipeline).launch(server_name=config.host, server_port=config.port)
 
@@ -62,9 +63,10 @@ def page(pipeline: PixelPipeline) -> gradio.Blocks:
                 guidance = gradio.Slider(1, 8, value=4.0 if text else 2.0, step=0.1, label="Guidance")
                 steps = gradio.Slider(1, 100, value=25, step=1, label="Steps")
                 count = gradio.Slider(1, 16, value=4, step=1, label="Pictures")
+                # text to image decodes as many patches at any size; else a larger picture has more of them
+                step = side // patch if text else patch
                 height, width = (
-                    gradio.Slider(patch, 4 * side, value=side, step=side // patch if text else patch, label=name)
-                    for name in ("Height", "Width")
+                    gradio.Slider(step, 4 * side, value=side, step=step, label=name) for name in ("Height", "Width")
                 )
                 seed = gradio.Number(0, precision=0, minimum=0, label="Seed of the first picture")
                 button = gradio.Button("Sample", variant="primary")
@@ -74,7 +76,7 @@ def page(pipeline: PixelPipeline) -> gradio.Blocks:
         def sample(*values, progress=gradio.Progress()) -> list[Image.Image]:  # noqa: B008
             try:
                 return sampled(pipeline, *values, progress=progress)
-            except ValueError as error:
+            except (ValueError, TypeError) as error:  # an emptied field is None
                 raise gradio.Error(str(error)) from error
 
         button.click(sample, inputs, gallery)

@@ -21,26 +21,34 @@ class ConvertConfig:
     sample_size: int = 256
     """Side in pixels of the images that the checkpoint was trained on: 256 or 512."""
     labels: Path | None = None
-    """JSON file of class names, a list or a mapping from ids."""
+    """JSON file of class names, a list or a mapping from ids, for a class-conditional checkpoint."""
     back: bool = False
     """Write the checkpoint from the pipeline."""
 
 
 def main(config: ConvertConfig) -> None:
     if config.back:
-        write_official(load_pipeline(config.pipeline).transformer, config.checkpoint)
+        write_official(load_pipeline(config.pipeline), config.checkpoint)
         print(f"wrote {config.checkpoint}")
         return
     if config.sample_size < 1:
         raise ValueError(f"sample_size: expected at least 1, got {config.sample_size}")
-    names = json.loads(config.labels.read_text(encoding="utf-8")) if config.labels else {}
-    if not isinstance(names, (list, dict)):
-        raise ValueError(f"labels: expected a list or a mapping in {config.labels}")
-    names = dict(enumerate(names)) if isinstance(names, list) else {int(key): name for key, name in names.items()}
-    pipeline = pipeline_from_official(config.checkpoint, config.sample_size, names)
+    pipeline = pipeline_from_official(config.checkpoint, config.sample_size, read_labels(config.labels))
     pipeline.save_pretrained(config.pipeline)
     count = sum(p.numel() for p in pipeline.transformer.parameters())
     print(f"wrote {config.pipeline}: {type(pipeline).__name__}, {count:,} parameters")
+
+
+def read_labels(file: Path | None) -> dict[int, str]:
+    """Class names by id from a JSON file."""
+    if file is None:
+        return {}
+    try:
+        names = json.loads(file.read_text(encoding="utf-8"))
+        pairs = enumerate(names) if isinstance(names, list) else names.items()
+        return {int(key): str(name) for key, name in pairs}
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"labels: expected a list of names or a mapping from ids in {file} ({error})") from error
 
 
 if __name__ == "__main__":

@@ -18,13 +18,12 @@ from tqdm import tqdm
 
 from pixnerd import PixNerdScheduler, PixNerdTextToImagePipeline
 from pixnerd.cli import as_dict, run
-from pixnerd.data import LabelledImages, default_cache, load_images, to_float
+from pixnerd.data import LabelledImages, load_images, to_float
 from pixnerd.flow import draw, interpolate, velocity_loss
 from pixnerd.pictures import beside, grid
 from pixnerd.pipeline import PixelPipeline
 from pixnerd.prompt_benchmarks import write_dpg, write_geneval
 from pixnerd.sampling import choose_device, load_pipeline, sample_many
-from pixnerd.text_encoder import PromptFeatures
 
 try:
     from iclr26_tools.comparison import FeatureSets, compare, split_known
@@ -34,7 +33,8 @@ try:
     from iclr26_tools.results import environment, save, table
     from iclr26_tools.statistics import Interval, bootstrap_interval
 except ImportError as error:
-    raise SystemExit(f"evaluate.py: error: {error}; it needs iclr26-tools and what its README section names") from error
+    where = "git+https://github.com/iclr26/papers#subdirectory=tools"
+    raise SystemExit(f'evaluate.py: error: {error}; pip install "iclr26-tools @ {where}"') from error
 
 TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
@@ -46,9 +46,9 @@ class EvaluateConfig:
     model: str = "outputs/demo"
     """Folder of a saved pipeline, or its Hub id."""
     dataset: str | None = None
-    """As in train.py (default: what the model was trained on)."""
+    """As in train.py (default: what the model says that it was trained on)."""
     cache_dir: Path | None = None
-    """Where rendered OpenMoji and text features are kept (default: ~/.cache/iclr26-pixnerd)."""
+    """Where rendered OpenMoji are kept (default: ~/.cache/iclr26-pixnerd)."""
     text_encoder: str | None = None
     """Of a text-to-image model, as in train.py (default: what it was trained with)."""
     extractor: str = "efficientnet-lite0@96"
@@ -63,8 +63,8 @@ class EvaluateConfig:
     """Samples, of all classes equally and with guidance only, whose class the classifier names."""
     steps: int = 25
     """Steps of the solver."""
-    solver: Literal["euler", "adams"] = "adams"
-    """How a step is taken; adams is of order 2."""
+    solver: Literal["euler", "adams"] | None = None
+    """How a step is taken, if not as saved: adams of order 2 (paper: euler for class-conditional models)."""
     guidance: float = 2.0
     """Guidance scale; 1 for none (paper: 3.5; text to image 4)."""
     guidance_interval: tuple[float, float] | None = None
@@ -76,7 +76,7 @@ class EvaluateConfig:
     device: str | None = None
     """cuda, mps or cpu (default: the best there is)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the network; the state is float32 in any case."""
+    """Of the network and of a text encoder; the state is float32 in any case."""
     output: Path | None = None
     """Folder for evaluation.json and evaluation.png (default: the model's, or outputs for a Hub id)."""
     record: str | None = None
@@ -87,9 +87,11 @@ class EvaluateConfig:
     adm_images: int = 50000
     """Samples in it: a multiple of the number of classes has equally many of each."""
     geneval: Path | None = None
-    """Only write the images that GenEval scores, of the prompts in this evaluation_metadata.jsonl, into output."""
+    """Only write the images that GenEval scores, from seeds 0 to 3, of the prompts in this evaluation_metadata.jsonl,
+    into output (default: outputs/geneval)."""
     dpg: Path | None = None
-    """Only write the images that DPG-Bench scores, of the .txt prompts in this folder, into output."""
+    """Only write the images that DPG-Bench scores, from seeds 0 to 3, of the .txt prompts in this folder, into output
+    (default: outputs/dpg)."""
 
 
 def main(config: EvaluateConfig) -> None:
@@ -99,9 +101,8 @@ def main(config: EvaluateConfig) -> None:
             raise ValueError(f"{name}: expected at least {least}, got {getattr(config, name)}")
     device = choose_device(config.device)
     pipeline = load_pipeline(config.model, torch_dtype=getattr(torch, config.dtype)).to(device)
-    changed = {"solver": config.solver}
-    if config.guidance_interval is not None:
-        changed["guidance_interval"] = config.guidance_interval
+    settings = {"solver": config.solver, "guidance_interval": config.guidance_interval}
+    changed = {name: value for name, value in settings.items() if value is not None}
     pipeline.scheduler = PixNerdScheduler.from_config(pipeline.scheduler.config, **changed)
     text = isinstance(pipeline, PixNerdTextToImagePipeline)
     sample = partial(sample_many, pipeline, batch_size=config.batch_size, num_inference_steps=config.steps)
@@ -112,7 +113,9 @@ def main(config: EvaluateConfig) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     training_file = Path(config.model) / "training.yaml"
     training = yaml.safe_load(training_file.read_text(encoding="utf-8")) if training_file.is_file() else {}
-    dataset, side = config.dataset or training.get("dataset", "openmoji"), pipeline.transformer.config.sample_size
+    dataset, side = config.dataset or training.get("dataset"), pipeline.transformer.config.sample_size
+    if dataset is None:
+        raise ValueError(f"dataset: expected one, {config.model} does not say what it was trained on")
     train, held_out = (load_images(dataset, side, split, config.cache_dir, text) for split in ("train", "test"))
     if not text and len(train.class_names) != pipeline.transformer.config.num_classes:
         classes = pipeline.transformer.config.num_classes
@@ -124,7 +127,7 @@ def main(config: EvaluateConfig) -> None:
     train = train.subset(np.sort(rng.permutation(len(train))[: config.train_images]))
     floor = matching(train.labels, held_out.labels, rng)
     if text:
-        told, options = read_captions(pipeline, held_out, config, device)
+        told, options = read_captions(pipeline, held_out, config)
         sample = partial(sample, **options)
     else:
         told = torch.from_numpy(held_out.labels)
@@ -181,32 +184,35 @@ def only_written(config: EvaluateConfig, pipeline: PixelPipeline, sample: Callab
     Args:
         sample: f(conditions, seed), uint8 images.
     """
-    asked = [name for name in ("adm_npz", "geneval", "dpg") if getattr(config, name) is not None]
-    if len(asked) > 1:
-        raise ValueError(f"{' and '.join(asked)}: expected one at a time")
+    kinds = {"adm_npz": "class-conditional", "geneval": "text-to-image", "dpg": "text-to-image"}
+    asked = [name for name in kinds if getattr(config, name) is not None]
     if not asked:
         return False
-    if text != (asked[0] != "adm_npz"):
-        kind = "text-to-image" if asked[0] != "adm_npz" else "class-conditional"
-        raise ValueError(f"{asked[0]}: expected a {kind} model, {config.model} is none")
+    if len(asked) > 1:
+        raise ValueError(f"{' and '.join(asked)}: expected one at a time")
+    if kinds[asked[0]] != ("text-to-image" if text else "class-conditional"):
+        raise ValueError(f"{asked[0]}: expected a {kinds[asked[0]]} model, {config.model} is none")
+    weights = [file.stat() for file in sorted(Path(config.model).glob("transformer/*.safetensors"))]
+    settings = {name: as_dict(config)[name] for name in ("model", "steps", "guidance", "dtype", "text_encoder")}
+    settings |= {"weights": [[s.st_size, s.st_mtime_ns] for s in weights]}  # another model may take this folder
+    settings |= {"scheduler": {k: v for k, v in pipeline.scheduler.config.items() if not k.startswith("_")}}
     if not text:
-        write_adm_npz(sample, pipeline.transformer.config, config)
+        write_adm_npz(sample, pipeline.transformer.config, config, settings | {"seed": config.seed})
         return True
     pipeline.load_text_encoder(config.text_encoder)
     write, where = (write_geneval, config.geneval) if config.geneval else (write_dpg, config.dpg)
     output = config.output or Path("outputs") / asked[0]
-    made = write(where, output, lambda prompts, seeds: sample(prompts, seeds[0]))
+    made = write(where, output, lambda prompts, seeds: sample(prompts, seeds[0]), settings)
     print(f"wrote {output}: {made} prompts, four images each; those of all others were there")
     return True
 
 
-def write_adm_npz(sample: Callable, network, config: EvaluateConfig) -> None:
-    """Samples of all classes alike, as the ADM evaluator reads them."""
+def write_adm_npz(sample: Callable, network, config: EvaluateConfig, settings: dict) -> None:
+    """Samples of all classes alike, as the ADM evaluator reads them; what was begun with other settings is refused."""
     file, count, side, classes = config.adm_npz, config.adm_images, network.sample_size, network.num_classes
     if file.suffix != ".npz" or file.exists():
         raise ValueError(f"adm_npz: expected a new file such as samples.npz, got {file}")
-    names = ("model", "steps", "solver", "guidance", "guidance_interval", "seed", "dtype")
-    writer = NpzWriter(file, (count, side, side), {name: as_dict(config)[name] for name in names})
+    writer = NpzWriter(file, (count, side, side), settings)
     with tqdm(desc=f"sampling {file.name}", total=count, initial=writer.done, unit="image") as progress:
         while writer.done < count:
             numbers = range(writer.done, min(writer.done + config.batch_size, count))
@@ -217,16 +223,14 @@ def write_adm_npz(sample: Callable, network, config: EvaluateConfig) -> None:
 
 
 def read_captions(
-    pipeline: PixNerdTextToImagePipeline, data: LabelledImages, config: EvaluateConfig, device: str
+    pipeline: PixNerdTextToImagePipeline, data: LabelledImages, config: EvaluateConfig
 ) -> tuple[Tensor, dict]:
     """Features of the captions, (items, text_length, text_dim), and what sampling needs beside them."""
-    name = config.text_encoder or pipeline.config.text_encoder_name
-    if name is None:
-        raise ValueError("text_encoder: expected a language model, the model does not say which it was trained with")
-    captions, cache = [data.captions[i] for i in range(len(data))], config.cache_dir or default_cache()
-    dtype = getattr(torch, config.dtype)
-    read = PromptFeatures(name, pipeline.transformer.config.text_length, captions, cache, device, dtype)
-    return read(captions), {"negative_prompt_embeds": read([""])}
+    pipeline.load_text_encoder(config.text_encoder)
+    captions = [data.captions[i] for i in range(len(data))]
+    batches = range(0, len(captions), config.batch_size)
+    features = [pipeline.encode_prompt(captions[start : start + config.batch_size]).cpu() for start in batches]
+    return torch.cat(features), {"negative_prompt_embeds": pipeline.encode_prompt("")}
 
 
 def add_captions(

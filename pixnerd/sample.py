@@ -21,11 +21,11 @@ class SampleConfig:
 
     model: str = "outputs/demo"
     """Folder of a saved pipeline, or its Hub id."""
-    classes: list[int | str] = field(default_factory=list)
-    """Class names or ids; none for all (the first twelve where there are more)."""
-    prompts: list[str] = field(default_factory=list)
-    """What to show, for a text-to-image model."""
-    negative_prompt: str = ""
+    classes: list[int | str] | int | str = field(default_factory=list)
+    """Class names or ids, one or a list; none for all (the first twelve where there are more)."""
+    prompts: list[str] | str = field(default_factory=list)
+    """What to show, for a text-to-image model: a prompt, or a list such as ["red apple", "a cat, asleep"]."""
+    negative_prompt: str | None = None
     """What guidance leads away from, for a text-to-image model."""
     text_encoder: str | None = None
     """Of a text-to-image model, as in train.py (default: what it was trained with)."""
@@ -80,6 +80,8 @@ def main(config: SampleConfig) -> None:
     changed = {name: getattr(config, name) for name in settings if getattr(config, name) is not None}
     pipeline.scheduler = PixNerdScheduler.from_config(pipeline.scheduler.config, **changed)
     if config.head_tile_size is not None:
+        if config.head_tile_size < 1:
+            raise ValueError(f"head_tile_size: expected at least 1, got {config.head_tile_size}")
         pipeline.transformer.enable_head_tiling(config.head_tile_size)
     rows, names, options = conditions(pipeline, config)
     images = sample_many(
@@ -111,15 +113,18 @@ def main(config: SampleConfig) -> None:
 def conditions(pipeline: PixelPipeline, config: SampleConfig) -> tuple[list[int | str], list[str], dict]:
     """Classes or prompts, a row of the sheet each; what is written beside them; options of the pipeline's kind."""
     if isinstance(pipeline, PixNerdTextToImagePipeline):
-        if config.classes or not config.prompts:
+        prompts = [config.prompts] if isinstance(config.prompts, str) else config.prompts
+        if config.classes != [] or not prompts:
             raise ValueError(f"prompts: expected at least one, and no classes: {config.model} is a text-to-image model")
         pipeline.load_text_encoder(config.text_encoder)
-        names = [textwrap.shorten(prompt, 50, placeholder="…") for prompt in config.prompts]
-        return config.prompts, names, {"negative_prompt": config.negative_prompt}
-    if config.prompts:
-        raise ValueError(f"prompts: expected classes, {config.model} is a class-conditional model")
+        names = [textwrap.shorten(prompt, 50, placeholder="…") for prompt in prompts]
+        return prompts, names, {"negative_prompt": config.negative_prompt}
+    if config.prompts or config.negative_prompt is not None or config.text_encoder is not None:
+        given = "prompts, negative_prompt, text_encoder"
+        raise ValueError(f"{given}: expected classes instead, {config.model} is a class-conditional model")
     by_id = {number: name for name, number in reversed(pipeline.labels.items())}
-    classes = config.classes or list(range(min(12, pipeline.transformer.config.num_classes)))
+    classes = config.classes if isinstance(config.classes, list) else [config.classes]
+    classes = classes or list(range(min(12, pipeline.transformer.config.num_classes)))
     return classes, [by_id.get(c, str(c)) if isinstance(c, int) else c for c in classes], {}
 
 

@@ -4,13 +4,15 @@ import importlib.util
 import json
 import math
 import os
+import warnings
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
 import huggingface_hub
 import torch
-from accelerate import Accelerator, DistributedType
+from accelerate import Accelerator, DistributedType, InitProcessGroupKwargs
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
@@ -37,7 +39,7 @@ from pixnerd.objective import Objective
 from pixnerd.pictures import grid
 from pixnerd.sampling import load_pipeline, sample_many
 from pixnerd.teacher import Teacher
-from pixnerd.text_encoder import PromptFeatures
+from pixnerd.text_encoder import PACKAGED, KeptPrompts, PromptReader
 from pixnerd.transformer import PixelTransformer
 
 
@@ -69,7 +71,8 @@ class TrainConfig:
     text_layers: int | None = None
     """Transformer blocks of the text, if not the preset's."""
     keep_text: bool = False
-    """Read each caption once, before training, and keep its features: for data sets whose captions fit into memory."""
+    """Read each caption once, before training, and keep its features in memory: text_length x width x 2 bytes a
+    caption, half a MiB with Qwen3-1.7B."""
 
     dataset: str = "openmoji"
     """openmoji, a folder (with or without class folders), an .npz file, or hf:ID for a data set of the Hub; captions
@@ -169,6 +172,8 @@ class TrainConfig:
     """Upload the final model."""
     hub_model_id: str | None = None
     """Repository to upload to, user/name."""
+    hub_private: bool = False
+    """Make the repository private, if it is a new one."""
 
 
 def main(config: TrainConfig) -> None:
@@ -178,6 +183,8 @@ def main(config: TrainConfig) -> None:
         gradient_accumulation_steps=config.gradient_accumulation,
         log_with=None if config.tracker == "none" else config.tracker,
         project_dir=config.output_dir,
+        # the other processes wait while one fetches a data set or reads captions
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=12))],
     )
     set_up_device(config, accelerator)
     checkpoints = Checkpoints(config.output_dir / "checkpoints", config.keep_checkpoints)
@@ -202,7 +209,11 @@ def main(config: TrainConfig) -> None:
     slices = places_of(config.batch_size, processes, rank, config.gradient_accumulation)
     balanced = config.dataset == "openmoji" if config.balanced is None else config.balanced
     sampler = StepSampler(data, config.batch_size, slices, config.seed, balanced, start)
-    batches = iter(DataLoader(data, batch_sampler=sampler, num_workers=config.workers, worker_init_fn=leave_group))
+    on_gpu = accelerator.device.type == "cuda"
+    loader = DataLoader(
+        data, batch_sampler=sampler, num_workers=config.workers, worker_init_fn=leave_group, pin_memory=on_gpu
+    )
+    batches = iter(loader)
     progress = tqdm(range(start, config.steps), initial=start, total=config.steps, unit="step", disable=not log.shown)
     with StopSignal() as stop:
         for step in progress:
@@ -251,6 +262,8 @@ def check(config: TrainConfig) -> None:
         value = getattr(config, name)
         if value is not None and not value > 0:
             raise ValueError(f"{name}: expected a positive number, got {value}")
+    if config.text_encoder is None and (config.keep_text or config.text_layers is not None):
+        raise ValueError("keep_text, text_layers: expected only with text_encoder, which is not given")
     for name, values in {"ema_decay": [config.ema_decay], "betas": config.betas}.items():
         if not all(0 <= value < 1 for value in values):
             raise ValueError(f"{name}: expected 0 <= value < 1, got {getattr(config, name)}")
@@ -294,10 +307,12 @@ def conditioning(config: TrainConfig, accelerator: Accelerator, data: LabelledIm
     """What the network is told: classes, or captions through the text encoder."""
     if config.text_encoder is None:
         return Labels(len(data.class_names))
+    name, length, device = config.text_encoder, config.text_length, accelerator.device
     dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
-    prompts = [data.captions[i] for i in range(len(data))] if config.keep_text else None
-    cache = config.cache_dir or default_cache()
-    return Captions(PromptFeatures(config.text_encoder, config.text_length, prompts, cache, accelerator.device, dtype))
+    if not config.keep_text:
+        return Captions(PromptReader(name, length, device, dtype))
+    prompts = [data.captions[i] for i in range(len(data))]
+    return Captions(KeptPrompts(name, length, prompts, config.cache_dir or default_cache(), device, dtype))
 
 
 def build(
@@ -338,7 +353,7 @@ def build_transformer(config: TrainConfig, condition: Labels | Captions) -> Pixe
     if config.head_type != "neural_field":
         shape = linear_head_baseline(shape, skip=config.head_type == "linear_skip")
     if captions:
-        text = dict(text_dim=condition.features.dim, text_length=config.text_length)
+        text = dict(text_dim=condition.features.dim, text_length=condition.features.length)
         transformer = PixNerdTextTransformer2DModel(sample_size=config.resolution, **shape, **text)
     else:
         transformer = PixNerdTransformer2DModel(sample_size=config.resolution, num_classes=condition.no_class, **shape)
@@ -366,13 +381,18 @@ def start_from(config: TrainConfig, transformer: PixelTransformer) -> None:
     other = [text for text in other if not text.startswith(("sample_size", "_"))]
     if other:
         raise ValueError(f"init_from: {config.init_from} is another network: {', '.join(other)}")
+    encoder = saved.config.get("text_encoder_name")
+    if encoder != config.text_encoder:
+        warnings.warn(
+            f"init_from: {config.init_from} was trained with {encoder}, not {config.text_encoder}", stacklevel=2
+        )
     transformer.load_state_dict(saved.transformer.state_dict())
 
 
 MAY_CHANGE = {"steps", "output_dir", "cache_dir", "workers", "threads", "resume", "overwrite", "init_from"}
 MAY_CHANGE |= {"checkpoint_every", "keep_checkpoints", "preview_every", "log_every", "tracker", "push_to_hub"}
 MAY_CHANGE |= {"hub_model_id", "gradient_accumulation", "gradient_checkpointing", "compile"}
-MAY_CHANGE |= {"head_checkpointing", "head_tile_size", "keep_text", "sample_shift"}
+MAY_CHANGE |= {"head_checkpointing", "head_tile_size", "keep_text", "sample_shift", "hub_private"}
 
 
 def resume(config: TrainConfig, accelerator: Accelerator, checkpoints: Checkpoints, found: Path, state, groups) -> int:
@@ -443,7 +463,9 @@ def check_hub(config: TrainConfig, accelerator: Accelerator) -> None:
     if not config.hub_model_id:
         raise ValueError("hub_model_id: expected user/name with push_to_hub")
     if accelerator.is_main_process:
-        huggingface_hub.create_repo(config.hub_model_id, exist_ok=True)
+        huggingface_hub.create_repo(config.hub_model_id, exist_ok=True, private=config.hub_private)
+        if config.text_encoder and (Path(config.text_encoder).exists() or config.text_encoder in PACKAGED):
+            print(f"text_encoder: {config.text_encoder} is named in what is uploaded; elsewhere it may not be found")
 
 
 def finish(config: TrainConfig, accelerator: Accelerator, transformer, ema: EMA, data: LabelledImages) -> None:
@@ -459,8 +481,7 @@ def finish(config: TrainConfig, accelerator: Accelerator, transformer, ema: EMA,
         name = config.hub_model_id or str(config.output_dir)
         local = not config.dataset.startswith("hf:")
         dataset = Path(config.dataset).name if local else config.dataset  # a card does not tell where things lie
-        prompts = [data.captions[i] for i in range(min(4, len(data)))] if config.text_encoder else None
-        model_card(pipeline, name, dataset, config.steps, prompts).save(config.output_dir / "README.md")
+        model_card(pipeline, name, dataset, config.steps).save(config.output_dir / "README.md")
         print(f"saved {config.output_dir}")
         if config.push_to_hub:
             huggingface_hub.upload_folder(

@@ -9,7 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pixnerd import PRESETS, TEXT_PRESETS, PixNerdPipeline, PixNerdTextToImagePipeline, PixNerdTextTransformer2DModel
+from pixnerd import (
+    PRESETS,
+    TEXT_PRESETS,
+    PixNerdPipeline,
+    PixNerdScheduler,
+    PixNerdTextToImagePipeline,
+    PixNerdTextTransformer2DModel,
+)
 from pixnerd import PixNerdTransformer2DModel as Transformer
 from pixnerd.cli import run
 from pixnerd.convert import (
@@ -149,7 +156,7 @@ def test_a_lightning_checkpoint_gives_the_averaged_weights_once_and_runs_nothing
     shift, interval = (3.0, (0.0, 1.0)) if text else (1.0, (0.1, 1.0))
     assert loaded.scheduler.config.shift == shift and tuple(loaded.scheduler.config.guidance_interval) == interval
 
-    write_official(loaded.transformer, tmp_path / "back.ckpt")
+    write_official(loaded, tmp_path / "back.ckpt")
     again = torch.load(tmp_path / "back.ckpt", weights_only=True)["state_dict"]
     assert again.keys() == {f"ema_denoiser.{key}" for key in averaged}
     assert all(torch.equal(again[f"ema_denoiser.{key}"], averaged[key]) for key in averaged)
@@ -170,12 +177,12 @@ def test_broken_and_foreign_checkpoints_are_named(tmp_path):
     torch.save({"state_dict": {f"ema_denoiser.{key}": tensor for key, tensor in state.items()}}, file)
     cut = tmp_path / "cut.ckpt"
     cut.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(OSError, match=r"checkpoint: .*cut\.ckpt is not whole, fetch it again"):
+    with pytest.raises(OSError, match=r"checkpoint: .*cut\.ckpt cannot be read; fetch it again if it is not whole"):
         read_official(cut)
     save_file(state, tmp_path / "cut.safetensors")
     whole = (tmp_path / "cut.safetensors").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(OSError, match=r"cut\.safetensors is not whole"):
+    with pytest.raises(OSError, match=r"cut\.safetensors cannot be read"):
         read_official(tmp_path / "cut.safetensors")
     with pytest.raises(OSError, match="checkpoint: no file"):
         read_official(tmp_path / "none.ckpt")
@@ -195,7 +202,7 @@ def test_broken_and_foreign_checkpoints_are_named(tmp_path):
 
 def test_converting_there_and_back_from_the_command_line(tmp_path, monkeypatch, capsys):
     converter, network = script("convert"), random_transformer()
-    write_official(network, tmp_path / "model.ckpt")
+    write_official(PixNerdPipeline(network, PixNerdScheduler()), tmp_path / "model.ckpt")
     (tmp_path / "labels.json").write_text('["tench", "goldfish", "shark", "ray", "cock"]')
 
     def go(**values) -> None:
@@ -207,6 +214,27 @@ def test_converting_there_and_back_from_the_command_line(tmp_path, monkeypatch, 
     assert PixNerdPipeline.from_pretrained(tmp_path / "converted").labels["goldfish"] == 1
     go(**paths | dict(checkpoint=tmp_path / "back.ckpt"), back=True)
     assert read_official(tmp_path / "back.ckpt").keys() == read_official(tmp_path / "model.ckpt").keys()
-    with pytest.raises(SystemExit):
-        go(checkpoint=tmp_path / "none.ckpt")
-    assert "convert.py: error: checkpoint: no file" in capsys.readouterr().err
+    (tmp_path / "labels.json").write_text('{"first": "tench"}')
+    for wrong, message in [
+        (dict(checkpoint=tmp_path / "none.ckpt"), "checkpoint: no file"),
+        (paths | dict(labels=tmp_path / "labels.json"), "labels: expected a list of names or a mapping from ids in"),
+    ]:
+        with pytest.raises(SystemExit):
+            go(**wrong)
+        assert f"convert.py: error: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "scheduler", "message"),
+    [
+        ({"head_type": "linear"}, {}, "the official code has no network with a linear head"),
+        ({"head_code": "sine"}, {}, "the official code has no network with head_code 'sine'"),
+        ({"head_normalize": "none"}, {}, "the official code has no network with head_normalize 'none'"),
+        ({}, {"prediction_type": "sample"}, "expected a network that predicts the velocity"),
+    ],
+)
+def test_what_the_official_code_cannot_represent_is_not_written(options, scheduler, message, tmp_path):
+    pipeline = PixNerdPipeline(random_transformer(**options), PixNerdScheduler(**scheduler))
+    with pytest.raises(ValueError, match=message):
+        write_official(pipeline, tmp_path / "model.ckpt")
+    assert not (tmp_path / "model.ckpt").exists()

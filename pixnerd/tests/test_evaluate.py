@@ -258,3 +258,13 @@ def test_folders_for_the_scorers_of_prompts(captioned, language_model, tmp_path,
     with pytest.raises(SystemExit):
         command_line(model=out, adm_npz=tmp_path / "a.npz")
     assert "adm_npz: expected a class-conditional model" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command_line(model=out, dpg=tmp_path / "dpg", output=tmp_path / "grids", guidance=3)
+    assert "holds images made with another guidance" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_say_its_data_is_not_measured_on_others(model, command_line, small_networks, capsys):
+    (model / "training.yaml").unlink()
+    with pytest.raises(SystemExit):
+        command_line(model=model)
+    assert "dataset: expected one, " in capsys.readouterr().err

@@ -7,6 +7,7 @@ from PIL import Image
 
 from pixnerd.prompt_benchmarks import read_dpg, read_geneval, write_dpg, write_geneval
 
+SETTINGS = {"model": "outputs/one", "interval": (0, 1)}
 PROMPTS = ["a photo of a bench", "a photo of two clocks", "un café\u2028rouge"]
 
 
@@ -47,12 +48,12 @@ def prompts(tmp_path):
 
 
 def files(folder):
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("[!.]*") if path.is_file())
 
 
 def test_geneval_has_a_folder_a_prompt_with_its_line_and_four_images_of_the_seeds_0_to_3(metadata, tmp_path):
     generate, out = Generator(), tmp_path / "out"
-    assert write_geneval(metadata, out, generate, progress=False) == 3
+    assert write_geneval(metadata, out, generate, SETTINGS, progress=False) == 3
     assert generate.asked == [([prompt] * 4, [0, 1, 2, 3]) for prompt in PROMPTS]
     of_one = ["metadata.jsonl", *(f"samples/000{i}.png" for i in range(4))]
     assert files(out) == [f"0000{number}/{name}" for number in range(3) for name in of_one]
@@ -67,26 +68,24 @@ def test_geneval_has_a_folder_a_prompt_with_its_line_and_four_images_of_the_seed
 def test_geneval_goes_on_with_what_is_missing_or_of_another_prompt(metadata, tmp_path):
     out, generate = tmp_path / "out", Generator(fails_at=2)
     with pytest.raises(KeyboardInterrupt):
-        write_geneval(metadata, out, generate, progress=False)
+        write_geneval(metadata, out, generate, SETTINGS, progress=False)
     (out / "00000" / "samples" / "0002.png").unlink()
     generate = Generator()
-    assert write_geneval(metadata, out, generate, progress=False) == 2
+    assert write_geneval(metadata, out, generate, SETTINGS, progress=False) == 2
     assert [prompts[0] for prompts, _ in generate.asked] == [PROMPTS[0], PROMPTS[2]]
     rephrased = metadata.read_text(encoding="utf-8").replace("two clocks", "2 clocks")
     metadata.write_text(rephrased, encoding="utf-8")
     generate = Generator(fails_at=0)
     with pytest.raises(KeyboardInterrupt):  # the old images are not taken for those of the new prompt later on
-        write_geneval(metadata, out, generate, progress=False)
-    assert write_geneval(metadata, out, generate := Generator(), with_grid=False, progress=False) == 1
+        write_geneval(metadata, out, generate, SETTINGS, progress=False)
+    assert write_geneval(metadata, out, generate := Generator(), SETTINGS, progress=False) == 1
     assert generate.asked[0][0][0] == "a photo of 2 clocks"
-    assert write_geneval(metadata, out, Generator(), with_grid=True, progress=False) == 3
-    assert Image.open(out / "00001" / "grid.png").width > 4 * 8
-    assert write_geneval(metadata, out, Generator(), progress=False) == 0
+    assert write_geneval(metadata, out, Generator(), SETTINGS, progress=False) == 0
 
 
 def test_dpg_has_one_picture_a_prompt_whose_quarters_are_the_images(prompts, tmp_path):
     generate, out = Generator(), tmp_path / "out"
-    assert write_dpg(prompts, out, generate, progress=False) == 3
+    assert write_dpg(prompts, out, generate, SETTINGS, progress=False) == 3
     assert files(out) == ["a.png", "b.png", "c.png"]
     assert [asked[0][0] for asked in generate.asked] == [PROMPTS[1], PROMPTS[2], PROMPTS[0]]  # by file name
     picture = Image.open(out / "c.png")
@@ -99,10 +98,10 @@ def test_dpg_has_one_picture_a_prompt_whose_quarters_are_the_images(prompts, tmp
 def test_dpg_makes_only_what_is_missing(prompts, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        write_dpg(prompts, out, Generator(fails_at=2), progress=False)
+        write_dpg(prompts, out, Generator(fails_at=2), SETTINGS, progress=False)
     assert files(out) == ["a.png", "b.png"]
-    assert write_dpg(prompts, out, Generator(), progress=False) == 1
-    assert write_dpg(prompts, out, Generator(), progress=False) == 0
+    assert write_dpg(prompts, out, Generator(), SETTINGS, progress=False) == 1
+    assert write_dpg(prompts, out, Generator(), SETTINGS, progress=False) == 0
 
 
 @pytest.mark.parametrize(
@@ -144,5 +143,15 @@ def test_missing_and_empty_prompts_are_named(prompts, tmp_path):
 def test_images_of_the_wrong_kind_are_refused(prompts, tmp_path):
     for images in (torch.zeros(4, 3, 8, 8), torch.zeros(3, 3, 8, 8, dtype=torch.uint8)):
         with pytest.raises(ValueError, match=r"generate: expected uint8 \(4, 3, height, width\)"):
-            write_dpg(prompts, tmp_path / "out", lambda prompts, seeds, images=images: images, progress=False)
-    assert not (tmp_path / "out").exists()
+            write_dpg(prompts, tmp_path / "out", lambda prompts, seeds, images=images: images, SETTINGS, progress=False)
+    assert not list((tmp_path / "out").glob("*.png"))
+
+
+def test_images_of_another_model_or_prompt_are_not_mixed_in(metadata, prompts, tmp_path):
+    for write, source, out in ((write_geneval, metadata, "geneval"), (write_dpg, prompts, "dpg")):
+        write(source, tmp_path / out, Generator(), SETTINGS, progress=False)
+        with pytest.raises(ValueError, match="output: .* holds images made with another guidance, model"):
+            write(source, tmp_path / out, Generator(), SETTINGS | {"model": "two", "guidance": 2}, progress=False)
+    (prompts / "b.txt").write_text("another prompt")
+    with pytest.raises(ValueError, match="another prompts; take an empty folder"):
+        write_dpg(prompts, tmp_path / "dpg", Generator(), SETTINGS, progress=False)

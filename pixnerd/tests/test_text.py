@@ -1,6 +1,7 @@
 """Text to image: the network, the text encoder, the pipeline and training on captions."""
 
 import importlib.util
+import shutil
 import sys
 
 import pytest
@@ -16,7 +17,7 @@ from pixnerd.embeddings import rotary_angles
 from pixnerd.layers import RMSNorm
 from pixnerd.neural_field import cosine_code, sine_code
 from pixnerd.sampling import load_pipeline, sample_many
-from pixnerd.text_encoder import PromptFeatures, encode_prompts, load_text_encoder
+from pixnerd.text_encoder import KeptPrompts, PromptReader, encode_prompts, load_text_encoder
 
 from .conftest import NoFloat64, random_text_transformer
 from .runs import call, command, losses, options, script, train
@@ -196,14 +197,19 @@ def test_the_empty_prompt_does_not_depend_on_what_is_read_with_it(language_model
 
 def test_kept_features_are_those_read_as_they_come_and_are_found_again(language_model, tmp_path, monkeypatch):
     prompts = ["a red square", "a blue circle", "a red square"]
-    kept = PromptFeatures(language_model, 5, prompts, tmp_path, batch_size=2)
-    fresh = PromptFeatures(language_model, 5)
+    kept, fresh = KeptPrompts(language_model, 5, prompts, tmp_path), PromptReader(language_model, 5)
     wanted = ["a blue circle", "", "a red square"]
     assert torch.allclose(kept(wanted).float(), fresh(wanted).float(), atol=1e-2)
-    assert kept.dim == fresh.dim == 16
+    assert kept.dim == fresh.dim == 16 and kept.length == fresh.length == 5
+    with pytest.raises(ValueError, match="caption of item 1: expected text, got None"):
+        KeptPrompts(language_model, 5, ["a red square", None])
     monkeypatch.setattr("pixnerd.text_encoder.load_text_encoder", None)  # not needed a second time
-    again = PromptFeatures(language_model, 5, prompts[:2], tmp_path)
+    again = KeptPrompts(language_model, 5, prompts[:2], tmp_path)
     assert torch.equal(again(wanted), kept(wanted))
+    changed = tmp_path / "changed"
+    shutil.copytree(language_model, changed)
+    with pytest.raises(TypeError):  # another folder is another model
+        KeptPrompts(str(changed), 5, prompts[:2], tmp_path)
 
 
 def test_a_language_model_as_one_gguf_file():
@@ -241,6 +247,8 @@ def test_guidance_leads_from_the_negative_prompt_to_the_prompt_and_prompts_are_r
     pipeline.scheduler = PixNerdScheduler(shift=3.0, guidance_interval=(0.0, 1.0))
     out = sample(pipeline, ["a red square"], negative_prompt="a blue circle", guidance_scale=3.0)
     assert len(calls) == 2
+    pipeline.encode_prompt(["a", "a", "b", "a"])
+    assert len(calls) == 3
     text, negative = (pipeline.encode_prompt(p).float() for p in ("a red square", "a blue circle"))
     x = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     times = [s / (s + (1 - s) * 3.0) for s in (0.0, 0.25, 0.5, 0.75, 1.0)]
@@ -309,7 +317,7 @@ def test_other_sizes_are_decoded_from_the_tokens_of_the_trained_size(pipeline, m
         ({"prompt": None}, "prompt: expected a prompt or prompt_embeds, one of the two"),
         ({"prompt": []}, "prompt: expected at least one prompt, got an empty list"),
         ({"prompt": [3]}, "prompt: expected text, got 3"),
-        ({"negative_prompt": ["a", "b"]}, "negative_prompt: expected 1 or 1 prompts, got 2"),
+        ({"negative_prompt": ["a", "b"]}, "negative_prompt: expected 1 or 1, one a prompt, got 2"),
         ({"prompt_embeds": torch.zeros(1, 5, 16)}, "one of the two"),
         ({"prompt": None, "prompt_embeds": torch.zeros(1, 4, 16)}, r"prompt_embeds: expected \(prompts, 5, 16\)"),
         ({"negative_prompt": "a", "negative_prompt_embeds": torch.zeros(1, 5, 16)}, "not both"),
@@ -370,8 +378,11 @@ def test_the_text_encoder_it_was_trained_with_is_loaded_by_name(transformer, lan
     other = PixNerdTextToImagePipeline(random_text_transformer(text_dim=12), PixNerdScheduler())
     with pytest.raises(ValueError, match="text_encoder: expected width 12, .* has 16"):
         other.load_text_encoder(language_model)
-    with pytest.raises(ValueError, match="name: expected a language model"):
+    with pytest.raises(ValueError, match="text_encoder: expected a language model"):
         other.load_text_encoder()
+    loaded = bare.text_encoder
+    bare.load_text_encoder()  # it is there
+    assert bare.text_encoder is loaded
 
 
 # Training
@@ -395,7 +406,7 @@ def test_training_on_captions_learns_them_and_resumes_to_the_same_losses(caption
 
 
 def test_a_dropped_caption_is_the_empty_prompt(language_model):
-    features = PromptFeatures(language_model, 4, ["a red square", "a blue circle"])
+    features = KeptPrompts(language_model, 4, ["a red square", "a blue circle"])
     told = Captions(features)({"caption": ["a red square", "a blue circle"]}, torch.tensor([True, False]))
     assert torch.equal(told, features(["", "a blue circle"]).float())
 
@@ -406,6 +417,7 @@ def test_captions_and_sizes_are_checked_before_training(data, captioned, languag
         (dict(preset="L/16"), "preset: expected one of S/8, XXL/16 with text_encoder, got 'L/16'"),
         (dict(head_type="linear"), "head_type: expected neural_field with text_encoder, got linear"),
         (dict(text_encoder="no/such/model"), "text_encoder: cannot load no/such/model"),
+        (dict(keep_text=True, text_encoder="null"), "keep_text, text_layers: expected only with text_encoder"),
     ]:
         values = options(captioned, tmp_path / "out", text_encoder=language_model, text_length=4) | changed
         monkeypatch.setattr(sys, "argv", ["train.py", *command(values)])
@@ -422,8 +434,13 @@ def test_sampling_prompts_from_the_command_line(captioned, language_model, tmp_p
     monkeypatch.setattr(sys, "argv", ["sample.py", *arguments, "--prompts", "[a red square, the picture]"])
     run(sampler.main, sampler.SampleConfig)
     assert len(list((tmp_path / "many").glob("0000*.png"))) == 4
+    one = ["--prompts", "a red square, of the picture", "--output", str(tmp_path / "one")]
+    monkeypatch.setattr(sys, "argv", ["sample.py", *arguments, *one])
+    run(sampler.main, sampler.SampleConfig)
+    assert len(list((tmp_path / "one").glob("0000*.png"))) == 2
     for wrong, message in [
         ([], "prompts: expected at least one, and no classes"),
+        (["--prompts", "[a]", "--head_tile_size", "0"], "head_tile_size: expected at least 1, got 0"),
         (["--prompts", "[a]", "--classes", "[1]"], "and no classes"),
         (["--prompts", "[a]", "--text_encoder", "no/such"], "text_encoder: cannot load no/such"),
     ]:
@@ -437,7 +454,7 @@ def test_sampling_prompts_from_the_command_line(captioned, language_model, tmp_p
 def test_the_cards_snippet_runs(pipeline, language_model, tmp_path):
     bare = PixNerdTextToImagePipeline(pipeline.transformer, pipeline.scheduler, text_encoder_name=language_model)
     bare.save_pretrained(tmp_path / "model")
-    card = model_card(bare, str(tmp_path / "model"), "openmoji", 10, ["a red square", "a blue circle"])
+    card = model_card(bare, str(tmp_path / "model"), "openmoji", 10)
     assert card.data.pipeline_tag == "text-to-image" and "Classes" not in card.text
     snippet = card.text.split("```python")[1].split("```")[0]
     scope: dict = {}

@@ -515,6 +515,8 @@ def test_sampling_from_the_command_line(data, tmp_path, monkeypatch, capsys):
     for wrong, message in [
         (["--model", str(tmp_path / "nothing here")], "nothing here"),
         (["--classes", "[zebra]"], "got 'zebra'"),
+        (["--classes", "zebra"], "got 'zebra'"),
+        (["--negative_prompt", "a"], "expected classes instead"),
         (["--per_class", "0"], "per_class, batch_size: expected at least 1, got 0, 64"),
         (["--height", "17"], "height: expected a multiple of the patch size 8, got 17"),
     ]:

@@ -27,12 +27,11 @@ Classes: {{ class_names }}.
 """
 
 
-def model_card(pipeline, name: str, dataset: str, steps: int, prompts: list[str] | None = None) -> ModelCard:
+def model_card(pipeline, name: str, dataset: str, steps: int) -> ModelCard:
     """A card with what a stranger needs: what it is, on what it was trained, under which terms, how to sample.
 
     Args:
         name: Hub repository or folder, from which the card's snippet loads.
-        prompts: for the snippet of a text-to-image model.
     """
     config = pipeline.transformer.config
     openmoji = dataset == "openmoji"
@@ -59,7 +58,7 @@ def model_card(pipeline, name: str, dataset: str, steps: int, prompts: list[str]
         size=config.sample_size,
         steps=f"{steps:,}",
         text_encoder=pipeline.config.get("text_encoder_name"),
-        examples=names[:4] or prompts,
+        examples=names[:4] or ["red apple", "grinning face"],
         class_names=", ".join(names[:40]) + (", …" if len(names) > 40 else ""),
         attribution=f"\n{ATTRIBUTION}.\n" if openmoji else "",
     )

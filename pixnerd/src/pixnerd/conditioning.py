@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .text_encoder import PromptFeatures
+from .text_encoder import KeptPrompts, PromptReader
 
 
 class Labels:
@@ -20,7 +20,7 @@ class Labels:
 class Captions:
     """Text features; what is dropped becomes the empty prompt."""
 
-    def __init__(self, features: PromptFeatures) -> None:
+    def __init__(self, features: PromptReader | KeptPrompts) -> None:
         self.features = features
 
     def __call__(self, batch: dict, dropped: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def from_official(state: dict[str, Tensor]) -> dict[str, Tensor]:
     The official model counts its neural field blocks on from its transformer blocks; the text-to-image one holds two
     matrices of the MLP in one, w12, and calls the third w3.
     """
-    depth = sum(re.fullmatch(r"blocks\.\d+\.attn\.proj\.weight", key) is not None for key in state)
+    depth = _depth(state)
     pairs = _TEXT_TO_IMAGE if "y_pos_embedding" in state else _CLASS_CONDITIONAL
     ours = {}
     for key, tensor in state.items():
@@ -68,7 +68,7 @@ def from_official(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def to_official(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `from_official`."""
-    depth = sum(re.fullmatch(r"blocks\.\d+\.attn\.proj\.weight", key) is not None for key in state)
+    depth = _depth(state)
     text = "text_positions" in state
     pairs = [(ours, official) for official, ours in (_TEXT_TO_IMAGE if text else _CLASS_CONDITIONAL)]
     official = {}
@@ -79,6 +79,11 @@ def to_official(state: dict[str, Tensor]) -> dict[str, Tensor]:
         elif not (text and key.endswith("mlp.w3.weight")):
             official[_rename(key, pairs, depth)] = tensor
     return official
+
+
+def _depth(state: dict[str, Tensor]) -> int:
+    """Number of transformer blocks of the image, in either kind of names."""
+    return sum(re.fullmatch(r"blocks\.\d+\.attn\.proj\.weight", key) is not None for key in state)
 
 
 def _rename(key: str, pairs, depth: int) -> str:
@@ -109,7 +114,7 @@ def config_of(state: dict[str, Tensor], sample_size: int) -> dict[str, int]:
     Raises:
         ValueError: a tensor is missing that every such network has.
     """
-    depth = sum(re.fullmatch(r"blocks\.\d+\.attn\.proj\.weight", key) is not None for key in state)
+    depth = _depth(state)
     try:
         hidden_size, patch_numbers = state["s_embedder.proj.weight"].shape
         in_channels, head_channels = state["final_layer.linear.weight"].shape
@@ -230,7 +235,9 @@ def read_official(file: str | Path) -> dict[str, Tensor]:
     try:
         loaded = load_file(file) if file.suffix == ".safetensors" else _load_inert(file)
     except Exception as error:  # zip, pickle and format errors, each of its own kind
-        raise OSError(f"checkpoint: {file} is not whole, fetch it again ({first_line(error)})") from error
+        raise OSError(
+            f"checkpoint: {file} cannot be read; fetch it again if it is not whole ({first_line(error)})"
+        ) from error
     state = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else {}
     for prefix in PREFIXES:
         if f"{prefix}s_embedder.proj.weight" in state:
@@ -240,10 +247,25 @@ def read_official(file: str | Path) -> dict[str, Tensor]:
     raise ValueError(f"checkpoint: {file} has no tensor s_embedder.proj.weight; it holds no official PixNerd")
 
 
-def write_official(transformer: PixelTransformer, file: str | Path) -> None:
-    """Write a transformer's weights as a checkpoint that the official code reads, under `ema_denoiser.`."""
-    state = {f"ema_denoiser.{key}": tensor for key, tensor in to_official(transformer.state_dict()).items()}
+def write_official(pipeline: PixelPipeline, file: str | Path) -> None:
+    """Write the weights of a pipeline's network as a checkpoint that the official code reads, under `ema_denoiser.`.
+
+    Raises:
+        ValueError: the official code has no such network, or would take its answer for a velocity.
+    """
+    if pipeline.scheduler.config.prediction_type != "velocity":
+        raise ValueError("pipeline: expected a network that predicts the velocity, this one predicts the clean image")
+    transformer = pipeline.transformer
+    official = to_official(transformer.state_dict())
+    if transformer.config.get("head_type", "neural_field") != "neural_field":
+        raise ValueError("pipeline: expected a neural field, the official code has no network with a linear head")
+    expected = type(transformer)(**config_of(official, transformer.config.sample_size)).config
+    for name, value in expected.items():
+        if not name.startswith("_") and transformer.config[name] != value:
+            raise ValueError(f"pipeline: the official code has no network with {name} {transformer.config[name]!r}")
+    state = {f"ema_denoiser.{key}": tensor for key, tensor in official.items()}
     file = Path(file)
+    file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.partial")
     torch.save({"state_dict": state}, partial)
     partial.rename(file)

@@ -42,7 +42,7 @@ def read_geneval(file: str | Path) -> list[tuple[str, str]]:
 
 
 def write_geneval(
-    file: str | Path, output: str | Path, generate: Generate, with_grid: bool = False, progress: bool = True
+    file: str | Path, output: str | Path, generate: Generate, settings: dict, progress: bool = True
 ) -> int:
     """Write what GenEval's detectors score: for each prompt a folder, the first being `output/00000`, with its line as
     `metadata.jsonl` and `samples/0000.png` … `0003.png`.
@@ -50,25 +50,27 @@ def write_geneval(
     Args:
         file: as in `read_geneval`.
         generate: called with one prompt, four times, and the seeds 0 to 3.
-        with_grid: also `grid.png`, the four beside each other, which no scorer reads.
+        settings: all that shapes the images, as plain values; a folder holds those of one.
 
     Returns:
         Number of prompts whose images were made; those of the others were there.
+
+    Raises:
+        ValueError: what is in `output` was made with other settings.
     """
+    check_settings(Path(output), settings)
     made = 0
     for number, (prompt, line) in enumerate(tqdm(read_geneval(file), desc="GenEval", disable=not progress)):
         folder = Path(output) / f"{number:05d}"
         images = [folder / "samples" / f"{i:04d}.png" for i in range(len(SEEDS))]
-        sheet, metadata = [folder / "grid.png"] if with_grid else [], folder / "metadata.jsonl"
-        whole = all(path.is_file() for path in (*images, *sheet, metadata))
+        metadata = folder / "metadata.jsonl"
+        whole = all(path.is_file() for path in (*images, metadata))
         if whole and metadata.read_text(encoding="utf-8") == line + "\n":
             continue
         metadata.unlink(missing_ok=True)  # written last: until then the images may be another prompt's
         samples = _four(generate, prompt)
         for path, sample in zip(images, samples, strict=True):
             _save(grid(sample[None], columns=1, gap=0), path)
-        for path in sheet:
-            _save(grid(samples, columns=len(SEEDS)), path)
         partial = metadata.with_name(".metadata.partial")
         partial.write_text(line + "\n", encoding="utf-8")
         os.replace(partial, metadata)
@@ -94,25 +96,42 @@ def read_dpg(folder: str | Path) -> list[tuple[str, str]]:
     return prompts
 
 
-def write_dpg(folder: str | Path, output: str | Path, generate: Generate, progress: bool = True) -> int:
+def write_dpg(folder: str | Path, output: str | Path, generate: Generate, settings: dict, progress: bool = True) -> int:
     """Write what DPG-Bench's scorer cuts into four: `output/NAME.png`, 2 x 2 images without gaps, seeds 0 and 1 above 2
     and 3.
 
     Args:
         folder: as in `read_dpg`.
-        generate: as in `write_geneval`.
+        generate, settings: as in `write_geneval`; the prompts are among the settings.
 
     Returns:
-        Number of prompts whose images were made. That an image there is of another prompt of the same name is not
-        noticed.
+        Number of prompts whose images were made; those of the others were there.
+
+    Raises:
+        ValueError: what is in `output` was made with other settings.
     """
+    prompts = read_dpg(folder)
+    check_settings(Path(output), settings | {"prompts": dict(prompts)})
     made = 0
-    for name, prompt in tqdm(read_dpg(folder), desc="DPG-Bench", disable=not progress):
+    for name, prompt in tqdm(prompts, desc="DPG-Bench", disable=not progress):
         path = Path(output) / f"{name}.png"
         if not path.is_file():
             _save(grid(_four(generate, prompt), columns=2, gap=0), path)
             made += 1
     return made
+
+
+def check_settings(output: Path, settings: dict) -> None:
+    """Write down with what the images in a folder are made, or refuse what differs from it."""
+    file, text = output / ".settings.json", json.dumps(settings, indent=1, sort_keys=True)
+    if not file.is_file():
+        output.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        return
+    before, now = json.loads(file.read_text(encoding="utf-8")), json.loads(text)
+    other = sorted(key for key in before | now if before.get(key) != now.get(key))
+    if other:
+        raise ValueError(f"output: {output} holds images made with another {', '.join(other)}; take an empty folder")
 
 
 def _text(file: Path) -> str:

@@ -2,6 +2,8 @@
 
 import hashlib
 import importlib.util
+import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,11 +57,16 @@ def load_text_encoder(name: str, device: str | torch.device = "cpu", dtype: torc
 
 
 @torch.no_grad()
-def encode_prompts(tokenizer, model, prompts: Sequence[str], length: int) -> Tensor:
+def encode_prompts(
+    tokenizer, model, prompts: Sequence[str], length: int, device: str | torch.device | None = None
+) -> Tensor:
     """Last hidden states of the prompts, padded or cut on the right, without a chat template (official code).
 
     Padding is hidden from the language model, but not from the network that reads its features. The empty prompt, of
-    which guidance makes use, is padding alone.
+    which guidance makes use, is padding alone where the tokenizer adds no marks of its own.
+
+    Args:
+        device: where the model runs, its own if not given (an offloaded model does not tell).
 
     Returns:
         (prompts, length, width), bfloat16 whatever the model's dtype (official code rounds them so).
@@ -75,62 +82,85 @@ def encode_prompts(tokenizer, model, prompts: Sequence[str], length: int) -> Ten
     tokens = tokenizer(
         list(prompts), padding="max_length", padding_side="right", truncation=True, max_length=length,
         return_tensors="pt",
-    ).to(model.device)  # fmt: skip
+    ).to(device or model.device)  # fmt: skip
     # not **tokens: some tokenizers add inputs that the model does not take
     states = model(input_ids=tokens.input_ids, attention_mask=tokens.attention_mask).last_hidden_state
     return states.bfloat16()
 
 
-class PromptFeatures:
-    """Features of a fixed set of prompts, each computed once, or of any prompts as they come.
+class PromptReader:
+    """Features of prompts as they come.
 
     Args:
         name, device, dtype: as in `load_text_encoder`.
         length: tokens a prompt, padding included.
-        prompts: to be computed now and kept, the empty prompt with them; `None`: compute at each call.
-        cache_dir: where kept features are stored for the next time.
+    """
+
+    def __init__(
+        self, name: str, length: int, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.length, self.device = length, device
+        self.encoder = load_text_encoder(name, device, dtype)
+        self.dim = self([""]).shape[-1]
+
+    def __call__(self, prompts: Sequence[str]) -> Tensor:
+        """(prompts, length, dim) bfloat16, on the device."""
+        return encode_prompts(*self.encoder, prompts, self.length, self.device)
+
+
+class KeptPrompts:
+    """Features of a fixed set of prompts and of the empty one, each read once and held in memory.
+
+    Args:
+        name, length, device, dtype: as in `PromptReader`.
+        prompts: all that will be asked for.
+        cache_dir: where the features are stored for the next time.
+
+    Raises:
+        ValueError: a prompt that is no text.
     """
 
     def __init__(
         self,
         name: str,
         length: int,
-        prompts: Sequence[str] | None = None,
+        prompts: Sequence[str],
         cache_dir: Path | None = None,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
-        batch_size: int = 64,
     ) -> None:
-        self.length, self.device, self.encoder = length, device, None
-        self.rows: dict[str, int] = {}
-        if prompts is None:
-            self.encoder = load_text_encoder(name, device, dtype)
-            self.dim = self([""]).shape[-1]
-            return
+        for number, prompt in enumerate(prompts):
+            if not isinstance(prompt, str):
+                raise ValueError(f"caption of item {number}: expected text, got {prompt!r}")
+        self.length, self.device = length, device
         wanted = sorted({"", *prompts})
         self.rows = {prompt: row for row, prompt in enumerate(wanted)}
-        digest = hashlib.sha256(repr((name, length, str(dtype), wanted)).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(repr((name, _stamp(name), length, str(dtype), wanted)).encode()).hexdigest()[:16]
         file = Path(cache_dir) / f"prompts-{digest}.safetensors" if cache_dir else None
         if file and file.is_file():
-            self.kept = load_file(file)["features"]
+            self.features = load_file(file)["features"]
         else:
-            encoder = load_text_encoder(name, device, dtype)
-            starts = range(0, len(wanted), batch_size)
-            self.kept = torch.cat(
-                [
-                    encode_prompts(*encoder, wanted[start : start + batch_size], length).cpu()
-                    for start in tqdm(starts, desc=f"reading {len(wanted)} prompts", unit="batch")
-                ]
-            )
+            self.features = self._read(PromptReader(name, length, device, dtype), wanted)
             if file:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                partial = file.with_name(f".{file.name}.partial")
-                save_file({"features": self.kept}, partial)
+                partial = file.with_name(f".{file.name}.{socket.gethostname()}-{os.getpid()}")
+                save_file({"features": self.features}, partial)
                 partial.rename(file)
-        self.dim = self.kept.shape[-1]
+        self.dim = self.features.shape[-1]
 
     def __call__(self, prompts: Sequence[str]) -> Tensor:
         """(prompts, length, dim) bfloat16, on the device."""
-        if self.encoder is not None:
-            return encode_prompts(*self.encoder, prompts, self.length)
-        return self.kept[[self.rows[prompt] for prompt in prompts]].to(self.device, non_blocking=True)
+        return self.features[[self.rows[prompt] for prompt in prompts]].to(self.device, non_blocking=True)
+
+    @staticmethod
+    def _read(reader: PromptReader, prompts: list[str], batch_size: int = 64) -> Tensor:
+        starts = range(0, len(prompts), batch_size)
+        progress = tqdm(starts, desc=f"reading {len(prompts)} prompts", unit="batch")
+        return torch.cat([reader(prompts[start : start + batch_size]).cpu() for start in progress])
+
+
+def _stamp(name: str) -> list:
+    """What changes when another model takes a local name: its files with their sizes and times."""
+    path = Path(name).expanduser()
+    files = [path] if path.is_file() else sorted(path.rglob("*")) if path.is_dir() else []
+    return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]

@@ -90,7 +90,8 @@ class PixNerdTextToImagePipeline(PixelPipeline):
             empty = "" if negative_prompt is None else negative_prompt
             negative = self._features("negative_prompt_embeds", negative_prompt_embeds, empty)
         if len(negative) not in (1, len(embeds)):
-            raise ValueError(f"negative_prompt: expected 1 or {len(embeds)} prompts, got {len(negative)}")
+            which = "negative_prompt" if negative_prompt_embeds is None else "negative_prompt_embeds"
+            raise ValueError(f"{which}: expected 1 or {len(embeds)}, one a prompt, got {len(negative)}")
         negative = negative.expand(len(embeds), -1, -1)
         if encoder_size is None:
             encoder_size = self.transformer.config.sample_size
@@ -126,18 +127,30 @@ class PixNerdTextToImagePipeline(PixelPipeline):
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         if not prompts:
             raise ValueError("prompt: expected at least one prompt, got an empty list")
-        return encode_prompts(self.tokenizer, self.text_encoder, prompts, self.transformer.config.text_length)
+        different = list(dict.fromkeys(prompts))  # each is read once
+        length, device = self.transformer.config.text_length, self._execution_device
+        features = encode_prompts(self.tokenizer, self.text_encoder, different, length, device)
+        return features[[different.index(prompt) for prompt in prompts]]
 
     def load_text_encoder(self, name: str | None = None, dtype: torch.dtype | None = None) -> None:
         """Load tokenizer and text encoder onto the pipeline's device.
 
         Args:
-            name: as in `text_encoder.load_text_encoder`; by default the one that the network was trained with.
+            name: as in `text_encoder.load_text_encoder`; by default the one that is there already, else the one that
+                the network was trained with.
             dtype: by default the network's.
+
+        Raises:
+            ValueError: no name, or a model of another width.
+            OSError: it cannot be loaded.
         """
+        if name is None and self.text_encoder is not None:
+            return
         name = name or self.config.text_encoder_name
         if name is None:
-            raise ValueError("name: expected a language model, this pipeline does not say which it was trained with")
+            raise ValueError(
+                "text_encoder: expected a language model, this model does not say which it was trained with"
+            )
         tokenizer, model = load_text_encoder(name, self.device, dtype or self.transformer.dtype)
         width = model.config.get_text_config().hidden_size
         if width != self.transformer.config.text_dim:
