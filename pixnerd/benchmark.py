@@ -70,8 +70,8 @@ class BenchmarkConfig:
     """Versions of the head; ratios are to the first. The compiled ones need a C++ compiler on a CPU."""
     rounds: int = 20
     """Rounds in which everything of a table runs once, at least 6."""
-    warmup: int = 2
-    """Rounds before them."""
+    warmup: int = 1
+    """Rounds before them, after a first call of each."""
     memory: bool = True
     """Measure peak memory too, each in a process of its own."""
     tile_size: int = 64
@@ -85,7 +85,7 @@ class BenchmarkConfig:
     head_memory_images: int = 8
     """Images when its memory is measured: with few, most of it would be the gradient of the layers that write
     weights, which does not grow with them."""
-    training_sizes: list[tuple[str, int, int]] = field(default_factory=lambda: [("S/8", 32, 32), ("B/16", 256, 1)])
+    training_sizes: list[tuple[str, int, int]] = field(default_factory=lambda: [("S/8", 32, 32), ("B/16", 128, 2)])
     """Of training steps, likewise; the first is the demo's."""
     lr: float = 1e-4
     """Learning rate of AdamW in those steps (paper: 1e-4)."""
