@@ -4,9 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pixnerd.layers import unpatchify
 from pixnerd.neural_field import NeuralFieldHead
-
-fold = torch.compiler.disable(F.fold)  # compiled for a CPU, it writes outside its memory (torch 2.13)
 
 
 class PlainHead(nn.Module):
@@ -33,6 +32,7 @@ class PlainHead(nn.Module):
             w1 = F.normalize(w1.view(-1, block.channels, block.hidden), dim=-2)  # Eq. 10
             w2 = F.normalize(w2.view(-1, block.hidden, block.channels), dim=-2)
             z = z + torch.bmm(F.silu(torch.bmm(block.norm(z), w1)), w2)  # Eq. 11
-        out = head.proj(head.norm(z)).transpose(1, 2)  # (all patches, channels, pixels)
-        out = out.reshape(batch, -1, channels * patch[0] * patch[1]).transpose(1, 2)
-        return fold(out, images.shape[-2:], patch, stride=patch)
+        out = head.proj(head.norm(z)).transpose(1, 2).unflatten(0, (batch, -1))  # (batch, patches, channels, pixels)
+        if torch.compiler.is_compiling():  # for a CPU, a compiled fold writes outside its memory (torch 2.13)
+            return unpatchify(out, patch, images.shape[-2:])
+        return F.fold(out.flatten(2).transpose(1, 2), images.shape[-2:], patch, stride=patch)
