@@ -200,6 +200,7 @@ def only_written(config: EvaluateConfig, pipeline: PixelPipeline, sample: Callab
         write_adm_npz(sample, pipeline.transformer.config, config, settings | {"seed": config.seed})
         return True
     pipeline.load_text_encoder(config.text_encoder)
+    sample = partial(sample, negative_prompt_embeds=pipeline.encode_prompt(""))  # read once for all prompts
     write, where = (write_geneval, config.geneval) if config.geneval else (write_dpg, config.dpg)
     output = config.output or Path("outputs") / asked[0]
     made = write(where, output, lambda prompts, seeds: sample(prompts, seeds[0]), settings)

