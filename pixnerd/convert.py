@@ -13,13 +13,14 @@ from pixnerd.sampling import load_pipeline
 class ConvertConfig:
     """Convert an official checkpoint to a pipeline of diffusers, or back."""
 
-    checkpoint: Path
-    """Official checkpoint, of which the averaged weights are taken (.ckpt, .pt or .safetensors); with `back`, the one
-    to write."""
+    checkpoint: str
+    """Official checkpoint, of which the averaged weights are taken: a .ckpt, .pt or .safetensors file, or
+    hf:USER/NAME/FILE on the Hub; with `back`, the file to write."""
     pipeline: Path = Path("outputs/converted")
     """Folder of the pipeline to write; with `back`, the one to read."""
-    sample_size: int = 256
-    """Side in pixels of the images that the checkpoint was trained on: 256 or 512."""
+    sample_size: int | None = None
+    """Side in pixels of the images that the checkpoint was trained on, which it does not tell: 256 or 512 (default: 512 for
+    text to image, in which the published one ends)."""
     labels: Path | None = None
     """JSON file of class names, a list or a mapping from ids, for a class-conditional checkpoint."""
     back: bool = False
@@ -28,10 +29,10 @@ class ConvertConfig:
 
 def main(config: ConvertConfig) -> None:
     if config.back:
-        write_official(load_pipeline(config.pipeline), config.checkpoint)
+        write_official(load_pipeline(config.pipeline), Path(config.checkpoint))
         print(f"wrote {config.checkpoint}")
         return
-    if config.sample_size < 1:
+    if config.sample_size is not None and config.sample_size < 1:
         raise ValueError(f"sample_size: expected at least 1, got {config.sample_size}")
     pipeline = pipeline_from_official(config.checkpoint, config.sample_size, read_labels(config.labels))
     pipeline.save_pretrained(config.pipeline)

@@ -65,6 +65,10 @@ class EvaluateConfig:
     """Steps of the solver."""
     solver: Literal["euler", "adams"] | None = None
     """How a step is taken, if not as saved: adams of order 2 (paper: euler for class-conditional models)."""
+    solver_order: int | None = None
+    """Order of adams, 1 to 4, if not as saved: 2."""
+    shift: float | None = None
+    """Time shift of the grid, if not as saved (paper: 1 for class-conditional models, 3 for text to image)."""
     guidance: float = 2.0
     """Guidance scale; 1 for none (paper: 3.5; text to image 4)."""
     guidance_interval: tuple[float, float] | None = None
@@ -101,8 +105,8 @@ def main(config: EvaluateConfig) -> None:
             raise ValueError(f"{name}: expected at least {least}, got {getattr(config, name)}")
     device = choose_device(config.device)
     pipeline = load_pipeline(config.model, torch_dtype=getattr(torch, config.dtype)).to(device)
-    settings = {"solver": config.solver, "guidance_interval": config.guidance_interval}
-    changed = {name: value for name, value in settings.items() if value is not None}
+    settings = ("solver", "solver_order", "shift", "guidance_interval")
+    changed = {name: getattr(config, name) for name in settings if getattr(config, name) is not None}
     pipeline.scheduler = PixNerdScheduler.from_config(pipeline.scheduler.config, **changed)
     text = isinstance(pipeline, PixNerdTextToImagePipeline)
     sample = partial(sample_many, pipeline, batch_size=config.batch_size, num_inference_steps=config.steps)
@@ -166,7 +170,9 @@ def main(config: EvaluateConfig) -> None:
         picture = sheet(train, alike, requests, known)
 
     seconds = time.monotonic() - start
+    scheduler = {name: value for name, value in pipeline.scheduler.config.items() if not name.startswith("_")}
     report = {"model": config.model, "dataset": dataset, **reports, "seconds": seconds, "config": as_dict(config)}
+    report["scheduler"] = scheduler
     (folder / "evaluation.json").write_text(json.dumps(report, indent=1, default=as_plain) + "\n", encoding="utf-8")
     picture.save(folder / "evaluation.png")
     for name, *values in rows:
@@ -174,8 +180,7 @@ def main(config: EvaluateConfig) -> None:
         print(name, *(f"    {column:16} {value:.3f}" for column, value in cells if value is not None), sep="\n")
     print(f"wrote {folder / 'evaluation.json'} and {folder / 'evaluation.png'} ({seconds:.0f} s)")
     if config.record:
-        interval = pipeline.scheduler.config.guidance_interval
-        record(config, training, interval, list(arms), rows, seconds, picture, len(held_out))
+        record(config, training, scheduler, list(arms), rows, seconds, picture, len(held_out))
 
 
 def only_written(config: EvaluateConfig, pipeline: PixelPipeline, sample: Callable, text: bool) -> bool:
@@ -411,7 +416,7 @@ def prompt_sheet(data: LabelledImages, samples: Tensor, real: Tensor, known: Ten
 def record(
     config: EvaluateConfig,
     training: dict,
-    guidance_interval: tuple[float, float],
+    scheduler: dict,
     arms: list[str],
     rows: list,
     seconds: float,
@@ -422,8 +427,10 @@ def record(
     project = Path(__file__).parent
     what = "captions" if training.get("text_encoder") else "classes"
     caption = f"{training.get('steps', '?')} steps; {held_out} samples of the {what} of {held_out} held-out images"
+    order = f" of order {scheduler['solver_order']}" if scheduler["solver"] == "adams" else ""
+    caption += f"; {config.steps} steps of {scheduler['solver']}{order}"
     if len(arms) > 1:
-        caption += "; guidance at times in ({:g}, {:g})".format(*guidance_interval)
+        caption += "; guidance at times in ({:g}, {:g})".format(*scheduler["guidance_interval"])
     columns = ["measure", *((arm, ".3f") for arm in arms), ("real images, same number", ".3f")]
     data = {key: value for key, value in training.items() if key not in ("output_dir", "cache_dir", "resume")}
     save(
@@ -435,7 +442,7 @@ def record(
         | {"real images": "training images of the same classes"},
         budget="demo",
         seeds=[training.get("seed", 0)],
-        config={"train": data, "evaluate": as_dict(config)},
+        config={"train": data, "evaluate": as_dict(config), "scheduler": scheduler},
         tables={"evaluation": table(caption, columns, [["–" if cell is None else cell for cell in r] for r in rows])},
         verdict=None,
         environment=environment(["torch", "diffusers", "accelerate"], seconds, project),

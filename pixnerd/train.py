@@ -62,6 +62,14 @@ class TrainConfig:
     """Width of the neural field, if not the preset's (paper: 64)."""
     head_type: Literal["neural_field", "linear", "linear_skip"] = "neural_field"
     """The paper's head, or its baseline, a linear head with as many blocks in all; or that with a scalar skip."""
+    head_code: Literal["dct", "cosine", "sine"] | None = None
+    """Coordinate code of the neural field, if not the paper's, dct."""
+    head_normalize: Literal["both", "first", "none"] | None = None
+    """Which of its generated matrices are normalised, if not the paper's, both."""
+    head_output_norm: bool | None = None
+    """Normalise its last features (paper: yes)."""
+    head_pixel_input: bool | None = None
+    """Let it see the noisy pixel (paper: yes)."""
 
     text_encoder: str | None = None
     """Train on captions: the language model that reads them, a Hub id (paper: Qwen/Qwen3-1.7B), a folder, a .gguf file,
@@ -338,6 +346,9 @@ def build(
     return objective, teacher
 
 
+ABLATIONS = ("head_code", "head_normalize", "head_output_norm", "head_pixel_input")
+
+
 def build_transformer(config: TrainConfig, condition: Labels | Captions) -> PixelTransformer:
     """The preset with the options that override it."""
     captions = isinstance(condition, Captions)
@@ -350,6 +361,10 @@ def build_transformer(config: TrainConfig, condition: Labels | Captions) -> Pixe
     shape = presets[config.preset] | {n: getattr(config, n) for n in names if getattr(config, n) is not None}
     if captions and config.head_type != "neural_field":
         raise ValueError(f"head_type: expected neural_field with text_encoder, got {config.head_type}")
+    ablated = {n: getattr(config, n) for n in ABLATIONS if getattr(config, n) is not None}
+    if ablated and (captions or config.head_type != "neural_field"):
+        raise ValueError(f"{', '.join(ablated)}: expected only with the neural field of a class-conditional model")
+    shape |= ablated
     if config.head_type != "neural_field":
         shape = linear_head_baseline(shape, skip=config.head_type == "linear_skip")
     if captions:

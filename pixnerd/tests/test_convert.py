@@ -217,11 +217,40 @@ def test_converting_there_and_back_from_the_command_line(tmp_path, monkeypatch, 
     (tmp_path / "labels.json").write_text('{"first": "tench"}')
     for wrong, message in [
         (dict(checkpoint=tmp_path / "none.ckpt"), "checkpoint: no file"),
+        (dict(checkpoint=tmp_path / "model.ckpt"), "sample_size: expected 256 or 512"),
+        (dict(checkpoint="hf:user/name"), "checkpoint: expected hf:USER/NAME/FILE, got hf:user/name"),
         (paths | dict(labels=tmp_path / "labels.json"), "labels: expected a list of names or a mapping from ids in"),
     ]:
         with pytest.raises(SystemExit):
             go(**wrong)
         assert f"convert.py: error: {message}" in capsys.readouterr().err
+
+
+def test_a_text_to_image_checkpoint_is_of_512_pixels_unless_it_is_said_otherwise(tmp_path):
+    pipeline = PixNerdTextToImagePipeline(random_text_transformer(), PixNerdScheduler())
+    write_official(pipeline, tmp_path / "model.ckpt")
+    assert pipeline_from_official(tmp_path / "model.ckpt").transformer.config.sample_size == 512
+    assert pipeline_from_official(tmp_path / "model.ckpt", 16).transformer.config.sample_size == 16
+
+
+def test_a_checkpoint_of_the_hub_is_fetched(tmp_path, monkeypatch):
+    file = tmp_path / "model.ckpt"
+    write_official(PixNerdPipeline(random_transformer(), PixNerdScheduler()), file)
+    asked = []
+    monkeypatch.setattr("pixnerd.convert.hf_hub_download", lambda *args: asked.append(args) or str(file))
+    assert read_official("hf:user/name/folder/model.ckpt").keys() == read_official(file).keys()
+    assert asked == [("user/name", "folder/model.ckpt")]
+
+
+def test_of_two_copies_in_a_safetensors_file_the_averaged_one_is_taken(tmp_path):
+    """The layout of converted copies on the Hub, which hold the weights twice."""
+    network = random_transformer()
+    averaged = to_official(network.state_dict())
+    copies = {f"denoiser.{key}": tensor + 1 for key, tensor in averaged.items()}
+    copies |= {f"ema_denoiser.{key}": tensor for key, tensor in averaged.items()}
+    save_file({key: tensor.contiguous() for key, tensor in copies.items()}, tmp_path / "model.safetensors")
+    converted = pipeline_from_official(tmp_path / "model.safetensors", 16).transformer.state_dict()
+    assert all(torch.equal(converted[name], tensor) for name, tensor in network.state_dict().items())
 
 
 @pytest.mark.parametrize(

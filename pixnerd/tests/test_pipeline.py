@@ -45,6 +45,8 @@ def test_guidance_of_one_is_the_conditional_prediction(pipeline):
         for t in pipeline.scheduler.timesteps:
             x = x + 0.25 * pipeline.transformer(x, t.expand(2), torch.tensor(labels)).sample
     assert torch.allclose(plain, x, atol=1e-5)
+    nearly = sample(pipeline, labels, guidance_scale=1 + 1e-6)  # by both branches, where 1 takes one
+    assert torch.allclose(plain, nearly, atol=1e-4)
 
 
 def test_guidance_leads_from_no_class_to_the_class_inside_the_interval_only(pipeline):

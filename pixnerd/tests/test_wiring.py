@@ -117,6 +117,11 @@ def test_options_of_the_head_reach_it():
     transformer = train.build_transformer(config, Labels(3))
     assert transformer.head.tile_size == 3 and transformer.head.gradient_checkpointing
     assert not transformer.gradient_checkpointing
+    ablated = dict(head_code="sine", head_normalize="first", head_output_norm=False, head_pixel_input=False)
+    found = train.build_transformer(train.TrainConfig(**SMALL, **ablated), Labels(3)).config
+    assert {name: found[name] for name in ablated} == ablated
+    with pytest.raises(ValueError, match="head_code: expected only with the neural field"):
+        train.build_transformer(train.TrainConfig(**SMALL, head_code="sine", head_type="linear"), Labels(3))
     plain = train.build_transformer(train.TrainConfig(**SMALL), Labels(3))
     assert plain.head.tile_size is None and not plain.head.gradient_checkpointing
     linear = train.TrainConfig(**SMALL, head_type="linear_skip", head_tile_size=3)

@@ -7,6 +7,7 @@ needed, `alignment` and `teacher` (losses on features), `conditioning`, `ema`, `
 `cli` are the plumbing of the scripts.
 """
 
+from .convert import pipeline_from_official
 from .pipeline import PixNerdPipeline
 from .scheduler import PixNerdScheduler
 from .text_pipeline import PixNerdTextToImagePipeline
@@ -22,4 +23,5 @@ __all__ = [
     "PixNerdTextTransformer2DModel",
     "PixNerdTransformer2DModel",
     "linear_head_baseline",
+    "pipeline_from_official",
 ]

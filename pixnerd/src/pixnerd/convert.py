@@ -7,6 +7,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 import torch
+from huggingface_hub import hf_hub_download
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -173,18 +174,24 @@ def _network_of(state: dict[str, Tensor], sample_size: int) -> PixelTransformer:
         return kind(**config_of(state, sample_size))
 
 
-def pipeline_from_official(file: str | Path, sample_size: int, id2label: dict[int, str] | None = None) -> PixelPipeline:
+def pipeline_from_official(
+    file: str | Path, sample_size: int | None = None, id2label: dict[int, str] | None = None
+) -> PixelPipeline:
     """A pipeline with the weights of an official file and the paper's sampler.
 
     Args:
         file: as in `read_official`.
-        sample_size: side of the images that it was trained on (256 or 512).
+        sample_size: side of the images that it was trained on, 256 or 512; the file does not tell. By default 512 for
+            text to image, in which the published model ends.
         id2label: class names by id, of a class-conditional model.
 
     Raises:
-        OSError, ValueError: as `read_official` and `transformer_from_official`.
+        OSError, ValueError: as `read_official` and `transformer_from_official`; no size for a class-conditional model.
     """
-    transformer = transformer_from_official(read_official(file), sample_size)
+    state = read_official(file)
+    if sample_size is None and "y_pos_embedding" not in state:
+        raise ValueError("sample_size: expected 256 or 512, the file does not tell")
+    transformer = transformer_from_official(state, sample_size or 512)
     if isinstance(transformer, PixNerdTextTransformer2DModel):
         scheduler = PixNerdScheduler(solver="adams", solver_order=2, shift=3.0, guidance_interval=(0.0, 1.0))
         return PixNerdTextToImagePipeline(transformer, scheduler, text_encoder_name="Qwen/Qwen3-1.7B")
@@ -229,12 +236,14 @@ def read_official(file: str | Path) -> dict[str, Tensor]:
     nothing in the file is run. The file is mapped, not read: only the tensors that are used take memory.
 
     Args:
-        file: `.ckpt`, `.pt` or `.safetensors`.
+        file: `.ckpt`, `.pt` or `.safetensors`; hf:USER/NAME/FILE for one on the Hub.
 
     Raises:
         OSError: no such file, or it is broken.
         ValueError: it holds no PixNerd.
     """
+    if str(file).startswith("hf:"):
+        file = _fetch(str(file).removeprefix("hf:"))
     file = Path(file)
     if not file.is_file():
         raise OSError(f"checkpoint: no file {file}")
@@ -251,6 +260,18 @@ def read_official(file: str | Path) -> dict[str, Tensor]:
             found = {key.replace("_orig_mod.", ""): t for key, t in state.items() if key.startswith(prefix)}
             return {key.removeprefix(prefix): tensor for key, tensor in found.items()}
     raise ValueError(f"checkpoint: {file} has no tensor s_embedder.proj.weight; it holds no official PixNerd")
+
+
+def _fetch(name: str) -> str:
+    """Path of a file of the Hub, given as USER/NAME/FILE."""
+    user, _, rest = name.partition("/")
+    repository, _, file = rest.partition("/")
+    if not file:
+        raise ValueError(f"checkpoint: expected hf:USER/NAME/FILE, got hf:{name}")
+    try:
+        return hf_hub_download(f"{user}/{repository}", file)
+    except Exception as error:  # of the network, of access, of names: each has its own kind
+        raise OSError(f"checkpoint: cannot fetch hf:{name} ({type(error).__name__}: {first_line(error)})") from error
 
 
 def write_official(pipeline: PixelPipeline, file: str | Path) -> None:

@@ -175,6 +175,8 @@ class PixNerdTextToImagePipeline(PixelPipeline):
             if "tokenizer" not in given:
                 found["tokenizer"] = AutoTokenizer.from_pretrained(name, subfolder="tokenizer", **hub)
             if "text_encoder" not in given:
-                dtype = {"dtype": model["torch_dtype"]} if "torch_dtype" in model else {}
-                found["text_encoder"] = AutoModel.from_pretrained(name, subfolder="text_encoder", **dtype, **hub)
+                options = {"dtype": model["torch_dtype"]} if "torch_dtype" in model else {}
+                # as load_text_encoder does, for the empty prompt
+                options |= {"attn_implementation": "sdpa"} | hub
+                found["text_encoder"] = AutoModel.from_pretrained(name, subfolder="text_encoder", **options)
         return found
