@@ -123,6 +123,19 @@ class Steps(list):
     pass
 
 
+@pytest.mark.parametrize("wrapped", ["", "ema_denoiser", "denoiser", "ema_denoiser denoiser"])
+def test_names_of_a_compiled_network_do_not_hide_the_averaged_weights(wrapped, tmp_path):
+    averaged = official_state(random_transformer(), text=False)
+    state = {}
+    for prefix, change in (("denoiser", 1), ("ema_denoiser", 0)):
+        wrapper = "_orig_mod." if prefix in wrapped.split() else ""
+        state |= {f"{prefix}.{wrapper}{key}": tensor + change for key, tensor in averaged.items()}
+    torch.save({"state_dict": state}, tmp_path / "model.ckpt")
+    found = read_official(tmp_path / "model.ckpt")
+    assert found.keys() == averaged.keys()
+    assert all(torch.equal(found[key], tensor) for key, tensor in averaged.items())
+
+
 @pytest.mark.parametrize("text", [False, True])
 def test_a_lightning_checkpoint_gives_the_averaged_weights_once_and_runs_nothing(tmp_path, text, monkeypatch):
     network = random_text_transformer() if text else random_transformer()

@@ -254,11 +254,10 @@ def read_official(file: str | Path) -> dict[str, Tensor]:
             f"checkpoint: {file} cannot be read; fetch it again if it is not whole ({first_line(error)})"
         ) from error
     state = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else {}
+    state = {str(key).replace("_orig_mod.", ""): tensor for key, tensor in state.items()}  # torch.compile's wrapper
     for prefix in PREFIXES:
         if f"{prefix}s_embedder.proj.weight" in state:
-            # names of torch.compile's wrapper are left out
-            found = {key.replace("_orig_mod.", ""): t for key, t in state.items() if key.startswith(prefix)}
-            return {key.removeprefix(prefix): tensor for key, tensor in found.items()}
+            return {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
     raise ValueError(f"checkpoint: {file} has no tensor s_embedder.proj.weight; it holds no official PixNerd")
 
 
