@@ -305,7 +305,7 @@ def head_table(config: BenchmarkConfig) -> dict:
     caption = (
         f"The head of {preset} alone, forward and backward: {images} images of {side} pixels, tiles of "
         f"{config.tile_size} patches; {conditions(config)}; memory of {config.head_memory_images} images, beyond the "
-        "weights"
+        "weights; linear: without the transformer blocks that stand in for those of the field"
     )
     tables = {"head": table(caption, variant_columns(config), variant_rows(found))}
     return {"tables": tables, "times": found.timings.rounds}
