@@ -111,9 +111,11 @@ def language_model(tmp_path_factory) -> str:
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
         vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=64, pad_token_id=0,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=64, pad_token_id=0, initializer_range=0.3,
     )  # fmt: skip
-    transformers.Qwen3Model(config).save_pretrained(folder)
+    model = transformers.Qwen3Model(config)
+    torch.nn.init.normal_(model.embed_tokens.weight)  # the padding's too, which starts at zero
+    model.save_pretrained(folder)
     return folder
 
 

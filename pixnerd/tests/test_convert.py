@@ -224,7 +224,9 @@ def test_converting_there_and_back_from_the_command_line(tmp_path, monkeypatch, 
 
     paths = dict(checkpoint=tmp_path / "model.ckpt", pipeline=tmp_path / "converted", sample_size=16)
     go(**paths, labels=tmp_path / "labels.json")
-    assert PixNerdPipeline.from_pretrained(tmp_path / "converted").labels["goldfish"] == 1
+    converted = PixNerdPipeline.from_pretrained(tmp_path / "converted")
+    assert converted.labels["goldfish"] == 1
+    assert (converted.scheduler.config.solver, converted.scheduler.config.shift) == ("euler", 1.0)
     go(**paths | dict(checkpoint=tmp_path / "back.ckpt"), back=True)
     assert read_official(tmp_path / "back.ckpt").keys() == read_official(tmp_path / "model.ckpt").keys()
     (tmp_path / "labels.json").write_text('{"first": "tench"}')
@@ -242,6 +244,11 @@ def test_converting_there_and_back_from_the_command_line(tmp_path, monkeypatch, 
 def test_a_text_to_image_checkpoint_is_of_512_pixels_unless_it_is_said_otherwise(tmp_path):
     pipeline = PixNerdTextToImagePipeline(random_text_transformer(), PixNerdScheduler())
     write_official(pipeline, tmp_path / "model.ckpt")
+    converted = pipeline_from_official(tmp_path / "model.ckpt")
+    assert converted.config.text_encoder_name == "Qwen/Qwen3-1.7B"
+    sampler = converted.scheduler.config
+    assert (sampler.solver, sampler.solver_order, sampler.shift) == ("adams", 2, 3.0)
+    assert tuple(sampler.guidance_interval) == (0.0, 1.0)
     assert pipeline_from_official(tmp_path / "model.ckpt").transformer.config.sample_size == 512
     assert pipeline_from_official(tmp_path / "model.ckpt", 16).transformer.config.sample_size == 16
 

@@ -5,7 +5,9 @@ import shutil
 import pytest
 import torch
 
-from pixnerd.neural_field import NeuralFieldHead
+from pixnerd.embeddings import rotary_angles
+from pixnerd.layers import RMSNorm, patchify
+from pixnerd.neural_field import CODES, LinearHead, NeuralFieldHead
 
 from .conftest import random_transformer
 from .plain_head import PlainHead
@@ -100,3 +102,62 @@ def test_a_head_in_bfloat16_stays_close_to_float32():
     found = head.bfloat16()(images.bfloat16(), condition.bfloat16(), patch)
     assert found.dtype == torch.bfloat16
     assert largest_difference(found, expected) < 4 * torch.finfo(torch.bfloat16).eps
+
+
+# The paper's ablations
+
+
+def test_each_option_of_the_transformer_changes_its_head():
+    for name, code in CODES.items():
+        assert random_transformer(head_code=name).head.code is code
+    for name, unit in {"both": (True, True), "first": (True, False), "none": (False, False)}.items():
+        block = random_transformer(head_normalize=name).head.blocks[0]
+        found = [
+            torch.allclose(w.norm(dim=-2), torch.ones(()), atol=1e-5) for w in block.weights(torch.randn(4, 24))
+        ]
+        assert tuple(found) == unit
+    assert isinstance(random_transformer().head.norm, RMSNorm)
+    assert isinstance(random_transformer(head_output_norm=False).head.norm, torch.nn.Identity)
+
+
+def test_without_the_noisy_pixel_the_field_is_one_of_the_place_alone():
+    head, (images, condition, patch) = head_and_inputs()
+    blind = NeuralFieldHead(12, 3, channels=8, layers=2, mlp_ratio=2, frequencies=8, pixel_input=False)
+    with torch.no_grad():
+        torch.nn.init.normal_(blind.proj.weight)
+    assert blind.pixel_embed.weight.shape == (8, 64) and head.pixel_embed.weight.shape == (8, 67)
+    assert torch.equal(blind(images, condition, patch), blind(images + 1, condition, patch))
+    assert not torch.equal(head(images, condition, patch), head(images + 1, condition, patch))
+    assert random_transformer(head_pixel_input=False).head.pixel_channels == 0
+
+
+def test_the_sine_code_is_cosines_and_sines_of_a_rotary_table():
+    code = CODES["sine"](3, 5, 4)
+    angles = rotary_angles(3, 5, 16)
+    assert code.shape == (15, 16)
+    assert torch.equal(code, torch.cat([angles.cos(), angles.sin()], 1))
+
+
+# The linear head
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_linear_head_starts_at_zero_and_its_skip_adds_the_noisy_patch(skip):
+    head = LinearHead(condition_dim=12, in_channels=3, patch_size=4, skip=skip)
+    images, tokens, condition = torch.randn(2, 3, 8, 12), torch.randn(2, 6, 12), torch.randn(2, 1, 12)
+    assert head(images, tokens, condition, (4, 4)).eq(0).all()
+    with torch.no_grad():
+        torch.nn.init.normal_(head.proj.weight)
+    plain = head(images, tokens, condition, (4, 4))
+    if not skip:
+        assert torch.equal(plain, head(images + 1, tokens, condition, (4, 4)))
+        return
+    with torch.no_grad():
+        head.skip.bias.fill_(1.0)
+    assert torch.allclose(head(images, tokens, condition, (4, 4)), plain + images, atol=1e-6)
+    with torch.no_grad():
+        torch.nn.init.normal_(head.skip.weight)
+    added = patchify(head(images, tokens, condition, (4, 4)) - plain, (4, 4))
+    ratio = added / patchify(images, (4, 4))  # one number a token
+    assert torch.allclose(ratio, ratio[:, :, :1, :1].expand_as(ratio), atol=1e-2, rtol=1e-3)
+    assert ratio[0, 0, 0, 0] != ratio[0, 1, 0, 0]

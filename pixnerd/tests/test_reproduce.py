@@ -394,18 +394,21 @@ FLAT = {"neural_field": 0.3, "linear": 0.8, "linear_skip": 0.3}
 @pytest.mark.parametrize(
     ("bound", "slope", "verdict", "reason"),
     [
-        (0.75, 0.0, "absent", "an effect of 0.0"),
-        (0.75, 1e-4, "inconclusive", "not every arm has stopped improving"),
-        (0.25, 0.0, "inconclusive", "no positive control fired"),  # the skip stays above
-        (0.9, 0.0, "inconclusive", "no positive control fired"),  # the linear head is better than it can be
+        (0.75, {}, "absent", "an effect of 0.0"),
+        (0.75, {"neural_field": 1e-4, "linear": 1e-4, "linear_skip": 1e-4}, "inconclusive", "not every arm has stopped"),
+        (0.75, {"linear": 1e-4}, "inconclusive", "not every arm has stopped improving"),
+        (0.25, {}, "inconclusive", "no positive control fired"),  # the skip stays above
+        (0.9, {}, "inconclusive", "no positive control fired"),  # the linear head is better than it can be
+        (0.302, {}, "inconclusive", "no positive control fired"),  # of the skip's seeds the middle one falls below
+        (0.808, {}, "inconclusive", "no positive control fired"),  # of the linear head's seeds the last stays above
     ],
 )
 def test_a_claim_that_does_not_show_is_absent_only_where_it_could_have_shown(
     data, tmp_path, monkeypatch, bound, slope, verdict, reason
 ):
     def error(head, patch, seed, step):
-        wobble = 0.01 * (seed - 2) * (patch == 16) * (head == "neural_field")
-        return FLAT[head] * math.exp(wobble) * (1 + slope * (800 - step))
+        wobble = 0.01 * (seed - 2) * (patch == 16) * (1 if head == "neural_field" else 2)
+        return FLAT[head] * math.exp(wobble) * (1 + slope.get(head, 0.0) * (800 - step))
 
     made_up(monkeypatch, error, bound)
     options = config(data, tmp_path, steps=800, error_at=[600, 800], samples_at=[800], seeds=[1, 2, 3])

@@ -1,6 +1,7 @@
 """Text to image: the network, the text encoder, the pipeline and training on captions."""
 
 import importlib.util
+import inspect
 import shutil
 import sys
 
@@ -116,6 +117,11 @@ def test_text_keys_are_normalised_and_not_rotated(transformer, monkeypatch):
     assert torch.equal(seen["v"][:, :, 16:], v)
 
 
+def test_every_norm_of_text_to_image_scales_before_it_casts(transformer):
+    norms = [module for module in transformer.modules() if isinstance(module, RMSNorm)]
+    assert len(norms) > 8 and all(norm.scale_wide for norm in norms)
+
+
 def test_the_norm_of_text_to_image_scales_before_it_casts():
     norm = RMSNorm(64, scale_wide=True)
     norm.weight.data = torch.rand(64) + 0.5
@@ -186,6 +192,12 @@ def test_prompts_are_padded_on_the_right_masked_and_rounded(language_model):
     alone = model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
     assert torch.allclose(features[0, :3].float(), alone[0], atol=2e-2)  # padding behind it changes no word
     assert torch.equal(encode_prompts(tokenizer, model, ["the picture of a blue"], 5)[0], features[1])  # cut
+    padded, mask = torch.tensor([[2, 4, 7, 0, 0]]), torch.tensor([[1, 1, 1, 0, 0]])
+    hidden = model(input_ids=padded, attention_mask=mask).last_hidden_state
+    assert torch.allclose(features[0].float(), hidden[0], atol=2e-2)
+    seen = model(input_ids=padded, attention_mask=torch.ones_like(mask)).last_hidden_state
+    assert not torch.allclose(features[0].float(), seen[0], atol=2e-2)  # the padding's rows tell the mask
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_the_empty_prompt_does_not_depend_on_what_is_read_with_it(language_model):
@@ -206,6 +218,9 @@ def test_kept_features_are_those_read_as_they_come_and_are_found_again(language_
     monkeypatch.setattr("pixnerd.text_encoder.load_text_encoder", None)  # not needed a second time
     again = KeptPrompts(language_model, 5, prompts[:2], tmp_path)
     assert torch.equal(again(wanted), kept(wanted))
+    for other in (dict(length=6), dict(dtype=torch.bfloat16), dict(prompts=["a red square"])):
+        with pytest.raises(TypeError):  # is read anew
+            KeptPrompts(**(dict(name=language_model, length=5, prompts=prompts[:2], cache_dir=tmp_path) | other))
     changed = tmp_path / "changed"
     shutil.copytree(language_model, changed)
     with pytest.raises(TypeError):  # another folder is another model
@@ -294,6 +309,21 @@ def test_images_of_a_prompt_stand_one_after_the_other(pipeline):
     both = sample(pipeline, ["a red square", "a blue circle"], num_images_per_prompt=2, generator=generators)
     alone = sample(pipeline, ["a blue circle"], seed=9)
     assert torch.allclose(both[2], alone[0], atol=1e-5)
+
+
+def test_each_prompt_has_its_own_negative_one_in_all_its_images(pipeline):
+    generators = [torch.Generator().manual_seed(i) for i in (7, 8, 9, 10)]
+    prompts, negative = ["a red square", "a blue circle"], ["the picture", "green"]
+    both = sample(pipeline, prompts, negative_prompt=negative, num_images_per_prompt=2, generator=generators)
+    for place, number in ((1, 0), (2, 1)):
+        alone = sample(pipeline, [prompts[number]], seed=7 + place, negative_prompt=[negative[number]])
+        assert torch.allclose(both[place], alone[0], atol=1e-5)
+
+
+def test_defaults_of_the_pipelines_are_the_papers():
+    for pipeline, steps, scale in ((PixNerdTextToImagePipeline, 25, 4.0), (PixNerdPipeline, 50, 3.5)):
+        options = inspect.signature(pipeline.__call__).parameters
+        assert (options["num_inference_steps"].default, options["guidance_scale"].default) == (steps, scale)
 
 
 def test_other_sizes_are_decoded_from_the_tokens_of_the_trained_size(pipeline, monkeypatch):
