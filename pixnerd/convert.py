@@ -19,8 +19,8 @@ class ConvertConfig:
     pipeline: Path = Path("outputs/converted")
     """Folder of the pipeline to write; with `back`, the one to read."""
     sample_size: int | None = None
-    """Side in pixels of the images that the checkpoint was trained on, which it does not tell: 256 or 512 (default: 512 for
-    text to image, in which the published one ends)."""
+    """Side in pixels of the images that the checkpoint was trained on, which it does not tell: 256 or 512 (default: 512
+    for text to image, in which the published one ends)."""
     labels: Path | None = None
     """JSON file of class names, a list or a mapping from ids, for a class-conditional checkpoint."""
     back: bool = False

@@ -62,6 +62,36 @@ def test_tables_are_measured_one_by_one_and_kept(project):
         assert low <= whole["value"] <= high  # of six rounds the interval is all of them
 
 
+WHAT_IS_COMPARED = """
+import benchmark
+from benchmark import BenchmarkConfig, NETWORKS, PRESETS, PlainHead, networks
+config = BenchmarkConfig(device="cpu", threads=1, tile_size=3)
+names = [name for name in benchmark.ARMS]
+for name, network in networks(names, PRESETS["S/8"] | {"num_layers": 1}, 8, config).items():
+    head = network.head
+    kind = "plain" if isinstance(head, PlainHead) else type(head).__name__
+    print(name, kind, getattr(head, "tile_size", None), getattr(head, "gradient_checkpointing", False))
+ours, latent = NETWORKS["PixNerd"](PRESETS["S/8"], 16), NETWORKS["DiT"](PRESETS["S/8"], 16)
+print(len(ours.blocks) + len(ours.head.blocks), len(latent.transformer_blocks))
+"""
+
+
+def test_versions_are_what_they_are_called(project):
+    done = subprocess.run(
+        [sys.executable, "-c", WHAT_IS_COMPARED], cwd=project, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    *lines, depths = done.stdout.strip().splitlines()
+    found = {name: rest for name, *rest in map(str.split, lines)}
+    assert found["plain"][0] == found["plain_compiled"][0] == "plain"
+    assert found["fast"] == found["compiled"] == ["NeuralFieldHead", "None", "False"]
+    assert found["tiled"] == ["NeuralFieldHead", "3", "False"]
+    assert found["checkpointed"] == ["NeuralFieldHead", "None", "True"]
+    assert found["tiled_checkpointed"] == ["NeuralFieldHead", "3", "True"]
+    assert found["linear"][0] == "LinearHead"
+    assert len(set(depths.split())) == 1
+
+
 def test_memory_is_measured_in_processes_that_find_the_script(project):
     done = benchmark(project, tables="[head]", variants="[fast]", head_size='["S/8", 128, 1]')
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import sys
 
@@ -121,6 +122,30 @@ def test_the_held_out_loss_is_the_mean_square_of_the_velocity_error(data, tmp_pa
     assert ours.mean() == pytest.approx(images.square().mean().item() + 1, rel=0.05)
 
 
+def test_the_held_out_noise_is_the_seeds_and_does_not_depend_on_the_batch(data, tmp_path):
+    call(options(data, tmp_path / "out", steps=1, prediction_type="velocity"))
+    pipeline = PixNerdPipeline.from_pretrained(tmp_path / "out")
+    train = load_images(str(data), 16, "train").subset(np.arange(12))
+    images, labels = to_float(train.all_images()), torch.from_numpy(train.labels)
+
+    def errors(**more):
+        return evaluate.held_out_error(pipeline, images, labels, config=evaluate.EvaluateConfig(**more), device="cpu")
+
+    assert errors(batch_size=5) == pytest.approx(errors(batch_size=12), rel=1e-5)
+    assert errors(seed=1) != pytest.approx(errors(), rel=1e-5)
+    twins = images[:1].expand(12, -1, -1, -1)  # one image, twelve noises
+    found = evaluate.held_out_error(
+        pipeline, twins, labels[:1].expand(12), config=evaluate.EvaluateConfig(), device="cpu"
+    )
+    assert len(set(found.tolist())) == 12
+
+
+def test_the_floor_has_the_classes_of_the_held_out_images():
+    labels, wanted = np.arange(100) % 4, np.array([3, 3, 0, 3, 1])
+    chosen = evaluate.matching(labels, wanted, np.random.default_rng(0))
+    assert sorted(labels[chosen]) == [0, 1, 3, 3, 3] and len(set(chosen)) == 5
+
+
 def test_guidance_that_never_acts_changes_no_measure_and_the_results_file_has_all(
     model, tmp_path, command_line, small_networks, monkeypatch
 ):
@@ -160,11 +185,15 @@ def test_guidance_reaches_the_guided_samples_alone(model, command_line, small_ne
     calls = []
 
     def listening(pipeline, conditions, seed, **more):
+        assert pipeline.scheduler.config.solver_order == 3
         calls.append((conditions, seed, more["guidance_scale"]))
         return sample_many(pipeline, conditions, seed, **more)
 
     monkeypatch.setattr(evaluate, "sample_many", listening)
-    command_line(model=model, extractor="inception", probe_images=12, guidance=3)
+    sampler = dict(solver="adams", solver_order=3, shift=2.0)
+    command_line(model=model, extractor="inception", probe_images=12, guidance=3, **sampler)
+    scheduler = json.loads((model / "evaluation.json").read_text())["scheduler"]
+    assert {name: scheduler[name] for name in sampler} == sampler
     (guided, seed, scale), (plain, same_seed, one), (of_probe, next_seed, again) = calls
     assert guided.tolist() == plain.tolist() and seed == same_seed == 0 and (scale, one, again) == (3, 1, 3)
     assert of_probe == [0, 1, 2] * 4 and next_seed == len(guided)
@@ -173,23 +202,31 @@ def test_guidance_reaches_the_guided_samples_alone(model, command_line, small_ne
 def test_samples_for_the_adm_evaluator_are_those_of_the_pipeline_also_after_an_interruption(
     model, tmp_path, command_line, monkeypatch, capsys
 ):
-    file, left = tmp_path / "new" / "samples.npz", [4, 4]
+    file, left, asked = tmp_path / "new" / "samples.npz", [4, 4], []
 
-    def until_it_breaks(*arguments, **more):
+    def until_it_breaks(pipeline, conditions, seed, **more):
         if not left:
             raise OSError("no more power")
         left.pop()
-        return sample_many(*arguments, **more)
+        asked.append((conditions, seed, more["guidance_scale"]))
+        return sample_many(pipeline, conditions, seed, **more)
 
     wanted = dict(model=model, adm_npz=file, adm_images=11, batch_size=4, steps=2, guidance=3, seed=5)
     monkeypatch.setattr(evaluate, "sample_many", until_it_breaks)
     with pytest.raises(SystemExit):
         command_line(**wanted)
     assert not file.exists()
+    assert asked == [([0, 1, 2, 0], 5, 3), ([1, 2, 0, 1], 9, 3)]
     monkeypatch.setattr(evaluate, "sample_many", sample_many)
-    with pytest.raises(SystemExit):
-        command_line(**wanted | {"guidance": 1})
-    assert "delete or rename it" in capsys.readouterr().err
+    (weights,) = (model / "transformer").glob("*.safetensors")
+    times = weights.stat()
+    for changed in ({"guidance": 1}, {"solver_order": 1}, {}):
+        if not changed:  # other weights
+            os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+        with pytest.raises(SystemExit):
+            command_line(**wanted | changed)
+        assert "delete or rename it" in capsys.readouterr().err
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
     command_line(**wanted)
     array = np.load(file)["arr_0"]
     assert array.shape == (11, 16, 16, 3) and array.dtype == np.uint8
@@ -221,6 +258,11 @@ def test_a_text_to_image_model_is_measured_by_its_captions(
     command_line(model=out, extractor="inception", guidance=2, steps=2, cache_dir=tmp_path / "cache")
     report = json.loads((out / "evaluation.json").read_text())
     kind, loss = report["kind"], report["held_out_velocity_loss"]
+    pipeline = evaluate.load_pipeline(out)
+    held_out = load_images(str(captioned), 16, "test", None, True)
+    told, rest = evaluate.read_captions(pipeline, held_out, evaluate.EvaluateConfig(batch_size=7))
+    assert torch.equal(rest["negative_prompt_embeds"], pipeline.encode_prompt(""))
+    assert torch.equal(told[-1:], pipeline.encode_prompt(held_out.captions[len(held_out) - 1]).cpu())
     assert kind["probability"]["real images"]["value"] > 0.9  # three colours, told apart
     assert kind["shuffled"]["real images"] == pytest.approx(1 / 3, abs=0.05)
     assert loss["shuffled_minus_matched"]["low"] > 0  # the colour is learned in forty steps

@@ -112,9 +112,7 @@ def test_each_option_of_the_transformer_changes_its_head():
         assert random_transformer(head_code=name).head.code is code
     for name, unit in {"both": (True, True), "first": (True, False), "none": (False, False)}.items():
         block = random_transformer(head_normalize=name).head.blocks[0]
-        found = [
-            torch.allclose(w.norm(dim=-2), torch.ones(()), atol=1e-5) for w in block.weights(torch.randn(4, 24))
-        ]
+        found = [torch.allclose(w.norm(dim=-2), torch.ones(()), atol=1e-5) for w in block.weights(torch.randn(4, 24))]
         assert tuple(found) == unit
     assert isinstance(random_transformer().head.norm, RMSNorm)
     assert isinstance(random_transformer(head_output_norm=False).head.norm, torch.nn.Identity)

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from iclr26_tools import results
-from iclr26_tools.statistics import t_interval
+from iclr26_tools.statistics import detectable_effect, t_interval
 from pixnerd import PixNerdTransformer2DModel, photographs
 from pixnerd.flow import draw
 
@@ -96,6 +96,9 @@ def test_core_in_two_shards_with_timing_apart_resumes_and_shows_what_is_missing(
     assert all(cell is not None for row in gains[:4] for cell in row)
     assert all(cell is None for row in gains[4:] for cell in row[2:])  # the timing is missing
 
+    run = json.loads((tmp_path / "results" / "runs" / "field-8-1.json").read_text())
+    network = run["options"]["network"]
+    assert (network["hidden_size"], network["num_attention_heads"], network["head_channels"]) == (24, 2, 4)
     times = files(tmp_path)
     reproduce.main(replace(options, only="timing"))
     assert files(tmp_path).keys() - times.keys() == {"timing.json"}
@@ -395,7 +398,12 @@ FLAT = {"neural_field": 0.3, "linear": 0.8, "linear_skip": 0.3}
     ("bound", "slope", "verdict", "reason"),
     [
         (0.75, {}, "absent", "an effect of 0.0"),
-        (0.75, {"neural_field": 1e-4, "linear": 1e-4, "linear_skip": 1e-4}, "inconclusive", "not every arm has stopped"),
+        (
+            0.75,
+            {"neural_field": 1e-4, "linear": 1e-4, "linear_skip": 1e-4},
+            "inconclusive",
+            "not every arm has stopped",
+        ),
         (0.75, {"linear": 1e-4}, "inconclusive", "not every arm has stopped improving"),
         (0.25, {}, "inconclusive", "no positive control fired"),  # the skip stays above
         (0.9, {}, "inconclusive", "no positive control fired"),  # the linear head is better than it can be
@@ -415,6 +423,9 @@ def test_a_claim_that_does_not_show_is_absent_only_where_it_could_have_shown(
     reproduce.main(options)
     end = written(tmp_path)
     assert end["verdict"]["verdict"] == verdict and reason in end["verdict"]["reason"]
+    if verdict == "absent":
+        smallest = detectable_effect([-0.01, 0.0, 0.01])  # of the growth, a seed each
+        assert f"an effect of {smallest:.4g} would have been seen" in end["verdict"]["reason"]
     fired = end["tables"]["control"]["caption"].endswith("yes")
     assert fired == (bound == 0.75)
 

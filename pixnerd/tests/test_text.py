@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -433,6 +434,27 @@ def test_training_on_captions_learns_them_and_resumes_to_the_same_losses(caption
     call(options(captioned, one_by_one, **text | {"keep_text": False}))
     for a, b in zip(losses(whole), losses(one_by_one), strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-2)  # another batch rounds the text features otherwise
+
+
+def test_options_of_the_text_reach_encoder_and_network(captioned, language_model, tmp_path, monkeypatch):
+    shown = {}
+
+    def listening(pipeline, conditions, *rest, **more):
+        shown.update(conditions=conditions, negative=more["negative_prompt_embeds"])
+        return sample_many(pipeline, conditions, *rest, **more)
+
+    monkeypatch.setattr(train, "sample_many", listening)
+    text = dict(text_encoder=language_model, text_length=6, text_layers=2)
+    call(options(captioned, tmp_path / "out", steps=1, preview_every=1, **text))
+    network = load_pipeline(tmp_path / "out").transformer
+    assert network.config.text_length == 6 and len(network.text_blocks) == 2
+    reader = PromptReader(language_model, 6)
+    assert torch.equal(shown["negative"], reader([""])) and shown["conditions"].shape[1:] == (6, 16)
+    config = train.TrainConfig(**options(captioned, tmp_path / "out", **text))
+    for precision, dtype in (("bf16", torch.bfloat16), ("no", torch.float32)):
+        accelerator = SimpleNamespace(device=torch.device("cpu"), mixed_precision=precision)
+        condition = train.conditioning(config, accelerator, None)
+        assert condition.features.encoder[1].dtype == dtype
 
 
 def test_a_dropped_caption_is_the_empty_prompt(language_model):

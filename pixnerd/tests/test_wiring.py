@@ -17,9 +17,11 @@ class StandInTeacher(torch.nn.Module):
 
     dim = 6
     shown: list[torch.Tensor] = []
+    patches: list[int] = []
 
-    def __init__(self, *args) -> None:
+    def __init__(self, name: str, patch_size: int) -> None:
         super().__init__()
+        self.patches.append(patch_size)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         self.shown.append(images)
@@ -29,6 +31,7 @@ class StandInTeacher(torch.nn.Module):
 @pytest.fixture
 def teacher(monkeypatch):
     monkeypatch.setattr(StandInTeacher, "shown", [])
+    monkeypatch.setattr(StandInTeacher, "patches", [])
     monkeypatch.setattr(train, "Teacher", StandInTeacher)
     return StandInTeacher
 
@@ -81,6 +84,9 @@ def test_options_reach_what_they_name(data, tmp_path, monkeypatch, teacher, kind
     average = dict(ema_decay=0.97, ema_warmup=warmup, ema_every=2)
     more = features | optimiser | average | dict(loss_weight="snr", prediction_type=kind, seed=9, balanced=False)
     call(options(data, tmp_path / "out", steps=1, **more))
+    scheduler = PixNerdPipeline.from_pretrained(tmp_path / "out").scheduler.config
+    assert tuple(scheduler.guidance_interval) == (0.1, 1.0)
+    assert teacher.patches == [8]  # the network's own
     assert teacher.shown[0].min() >= 0 and 0.9 < teacher.shown[0].max() <= 1
     assert seen["Objective"][1] == dict(
         prediction_type=kind, loss_weight="snr", feature_layer=2, repa_weight=0.3, dispersive_weight=0.2

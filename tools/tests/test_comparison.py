@@ -45,6 +45,23 @@ def test_each_arm_has_its_distance_and_real_images_the_floor():
     assert result.reports["precision_recall"]["real images"].precision == real
 
 
+def test_samples_of_one_spot_are_precise_and_recall_little_and_a_far_floor_is_far():
+    spot = FeatureSets({"spot": 0.01 * normal(60, 2)}, normal(60, 2, seed=1), normal(60, 2, seed=2) + 10, normal(100, 2))
+    result = compare(spot, Net())
+    rows = {name: values for name, *values in result.rows}
+    assert rows["precision (net)"] == [1, 0] and rows["recall (net)"][0] < 0.3
+    assert rows["KID to held-out images (net)"][0].high < rows["KID to held-out images (net)"][1].low
+    assert result.reports["kid"]["spot"]["floor"]["value"] > 10
+
+
+def test_one_small_set_is_enough_for_a_pca():
+    features = sets(n=360, dim=70, training=90, arm=0.0)
+    for small in (dict(floor=features.floor[:340]), dict(samples={"arm": features.samples["arm"][:340]})):
+        result = Comparison()
+        result.add_frechet("sfid", "sFID", features._replace(**small), "net")
+        assert [row[0] for row in result.rows] == ["sFID, PCA to 64 dimensions of 90 training samples (net)"]
+
+
 def test_below_five_samples_a_dimension_the_frechet_distance_says_that_it_is_after_a_pca():
     features = sets(n=330, dim=70, training=90, arm=0.0)
     result = Comparison()
@@ -61,7 +78,7 @@ def test_the_score_is_that_of_the_extractors_classifier_and_missing_without_one(
     assert "expected one with a classifier" in compare(sets(arm=0.0), Net()).missing["score"]
     certain = torch.eye(2).repeat(30, 1)
     one_class = torch.eye(2)[:1].repeat(60, 1)
-    with_noise = FeatureSets({"all": certain, "one": one_class}, normal(60, 2), certain, normal(100, 2))
+    with_noise = FeatureSets({"all": certain, "one": one_class}, one_class, certain, normal(100, 2))
     result = compare(with_noise, Classifier())
     (values,) = (values for name, *values in result.rows if name == "classifier score, 10 splits of 6 (net)")
     assert values[1].value == pytest.approx(1) and 1.5 < values[0].value <= 2 and 1.5 < values[2].value <= 2
