@@ -9,6 +9,7 @@ from PIL import Image
 
 from pixnerd import PixNerdTextToImagePipeline
 from pixnerd.cli import run
+from pixnerd.files import expect_model
 from pixnerd.pipeline import PixelPipeline
 from pixnerd.sampling import choose_device, load_pipeline
 
@@ -37,6 +38,7 @@ class AppConfig:
 
 
 def main(config: AppConfig) -> None:
+    expect_model(config.model)
     pipeline = load_pipeline(config.model, torch_dtype=getattr(torch, config.dtype))
     pipeline.to(choose_device(config.device))
     if isinstance(pipeline, PixNerdTextToImagePipeline):

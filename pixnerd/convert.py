@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pixnerd.cli import run
 from pixnerd.convert import pipeline_from_official, write_official
+from pixnerd.files import expect_model
 from pixnerd.sampling import load_pipeline
 
 
@@ -29,6 +30,7 @@ class ConvertConfig:
 
 def main(config: ConvertConfig) -> None:
     if config.back:
+        expect_model(config.pipeline)
         write_official(load_pipeline(config.pipeline), Path(config.checkpoint))
         print(f"wrote {config.checkpoint}")
         return

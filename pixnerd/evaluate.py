@@ -19,6 +19,7 @@ from tqdm import tqdm
 from pixnerd import PixNerdScheduler, PixNerdTextToImagePipeline
 from pixnerd.cli import as_dict, run
 from pixnerd.data import LabelledImages, load_images, to_float
+from pixnerd.files import expect_model
 from pixnerd.flow import draw, interpolate, velocity_loss
 from pixnerd.pictures import beside, grid
 from pixnerd.pipeline import PixelPipeline
@@ -103,7 +104,11 @@ def main(config: EvaluateConfig) -> None:
     for name, least in dict(images=3, train_images=3, probe_images=1, batch_size=1, adm_images=1).items():
         if getattr(config, name) < least:
             raise ValueError(f"{name}: expected at least {least}, got {getattr(config, name)}")
+    for name in ("geneval", "dpg"):
+        if getattr(config, name) is not None and not getattr(config, name).exists():
+            raise OSError(f"{name}: expected the benchmark's prompts, found nothing at {getattr(config, name)}")
     device = choose_device(config.device)
+    expect_model(config.model)
     pipeline = load_pipeline(config.model, torch_dtype=getattr(torch, config.dtype)).to(device)
     settings = ("solver", "solver_order", "shift", "guidance_interval")
     changed = {name: getattr(config, name) for name in settings if getattr(config, name) is not None}

@@ -10,6 +10,7 @@ from PIL import Image
 
 from pixnerd import PixNerdScheduler, PixNerdTextToImagePipeline
 from pixnerd.cli import run
+from pixnerd.files import expect_model
 from pixnerd.pictures import grid
 from pixnerd.pipeline import PixelPipeline
 from pixnerd.sampling import choose_device, load_pipeline, sample_many
@@ -75,6 +76,7 @@ def main(config: SampleConfig) -> None:
     (file.parent if file.suffix else file).mkdir(parents=True, exist_ok=True)
     if config.scale is not None and config.scale < 1:
         raise ValueError(f"scale: expected at least 1, got {config.scale}")
+    expect_model(config.model)
     pipeline = load_pipeline(config.model, torch_dtype=getattr(torch, config.dtype)).to(device)
     settings = ("solver", "solver_order", "shift", "guidance_interval")
     changed = {name: getattr(config, name) for name in settings if getattr(config, name) is not None}
