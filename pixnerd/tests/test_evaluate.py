@@ -85,6 +85,7 @@ def test_evaluating_from_the_command_line(data, tmp_path, command_line, capsys):
     report = json.loads((out / "evaluation.json").read_text())
     for arm in ("guidance 2", "no guidance"):
         assert report["kid"][arm]["distance"]["value"] > report["kid"][arm]["floor"]["high"]  # one step makes no emoji
+    assert 2 < report["held_out_velocity_loss"]["n"] < 40  # base emoji, fewer than images
     assert report["agreement"]["chance_uniform"] == pytest.approx(1 / 12)
     assert report["classifier_accuracy"]["value"] > 0.2
     assert (out / "evaluation.png").stat().st_size > 1000

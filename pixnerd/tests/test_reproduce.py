@@ -211,6 +211,26 @@ def test_samples_start_from_the_same_noise_and_have_the_classes_of_held_out_imag
     assert asked == [(0.0, classes), (0.5, classes)] * len(arms)  # two steps, and no guidance
 
 
+def test_distances_are_to_what_is_held_out_in_an_order_of_chance(data, tmp_path):
+    options = config(data, tmp_path)
+    parts, whole = reproduce.Parts(options, str(data)), reproduce.load_images(str(data), 16, "test")
+    assert not np.array_equal(parts.held_out.all_images(), whole.all_images())
+    assert sorted(parts.held_out.labels) == sorted(whole.labels)
+    same, spectrum = parts.distances(parts.real)
+    other, _ = parts.distances(255 - parts.real)
+    assert spectrum == 0 and same.value < 0.01 < other.value
+
+
+def test_batches_of_a_run_are_balanced(data, tmp_path, monkeypatch):
+    asked, sampler = [], reproduce.StepSampler
+    monkeypatch.setattr(reproduce, "StepSampler", lambda *args, **more: asked.append(more) or sampler(*args, **more))
+    options = config(data, tmp_path)
+    arms = reproduce.read_arms(options)
+    run = reproduce.training_runs(options, arms, dict.fromkeys(arms, 1e-3))[0]
+    next(reproduce.training(run, reproduce.Parts(options, str(data)).train, torch.device("cpu")))
+    assert asked == [{"balanced": True, "start": 0}]
+
+
 def test_real_images_are_as_many_of_each_class_as_the_samples(data, tmp_path, monkeypatch):
     options = config(data, tmp_path)
     parts, seen = reproduce.Parts(options, str(data)), []
