@@ -1,0 +1,11 @@
+"""NRGPT: a GPT whose forward pass is a walk on an energy.
+
+Read in this order: `energy` (the two terms and their gradients), `inference_rate` (eta), `blocks` (a step; the baselines'),
+`modeling_nrgpt` (the language model), `configuration_nrgpt` and `presets`.
+"""
+
+from .configuration_nrgpt import NRGPTConfig
+from .modeling_nrgpt import NRGPTForCausalLM, NRGPTModel
+from .presets import MODELS, preset
+
+__all__ = ["MODELS", "NRGPTConfig", "NRGPTForCausalLM", "NRGPTModel", "preset"]
