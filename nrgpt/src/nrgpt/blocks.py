@@ -36,7 +36,11 @@ class EnergyBlock(GradientCheckpointingLayer):
 
     def __init__(self, config: NRGPTConfig) -> None:
         super().__init__()
-        self.norm = _norm(config)
+        kinds = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
+        norm = kinds.get(config.norm)
+        self.norm = norm(config.hidden_size, eps=config.layer_norm_eps) if norm else nn.Identity()
+        self.learns_gain = config.norm_gain
+        self.hold_gain()
         self.attention = AttentionEnergy(
             config.hidden_size,
             config.num_attention_heads,
@@ -60,6 +64,11 @@ class EnergyBlock(GradientCheckpointingLayer):
         attention = self.attention.gradient(query, key, visible.mask)
         feed_forward = self.feed_forward_scale * self.feed_forward.gradient(u)
         return x - self.rate(attention, feed_forward, self.gain, step)
+
+    def hold_gain(self) -> None:
+        """The norm's gain is a parameter that counts but does not learn (official code), unless `norm_gain`."""
+        if self.gain is not None:
+            self.gain.requires_grad_(self.learns_gain)
 
     @property
     def gain(self) -> Tensor | None:
@@ -136,12 +145,3 @@ class GPTBlock(GradientCheckpointingLayer):
         x = x + seen
         return x + self.feed_forward(self.norm2(x))
 
-
-def _norm(config: NRGPTConfig) -> nn.Module:
-    """The energy block's norm: its gain is a parameter that counts but does not learn, unless `norm_gain`."""
-    if config.norm == "none":
-        return nn.Identity()
-    kind = nn.LayerNorm if config.norm == "layernorm" else nn.RMSNorm
-    norm = kind(config.hidden_size, eps=config.layer_norm_eps)
-    norm.weight.requires_grad_(config.norm_gain)
-    return norm

@@ -52,6 +52,14 @@ class NRGPTPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["EnergyBlock", "GPTBlock"]
     _supports_sdpa = True
 
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        loaded = super().from_pretrained(*args, **kwargs)
+        for module in (loaded[0] if isinstance(loaded, tuple) else loaded).modules():
+            if isinstance(module, EnergyBlock):
+                module.hold_gain()  # what transformers loads is trainable
+        return loaded
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """N(0, 0.02) for every matrix, zero for biases, one for gains (official code)."""
@@ -135,6 +143,9 @@ class NRGPTModel(NRGPTPreTrainedModel):
         if cache is None and (self.config.use_cache if use_cache is None else use_cache) and not self.training:
             cache = DynamicCache()
         past = 0 if cache is None else cache.get_seq_length()
+        if attention_mask is not None and attention_mask.shape != (x.shape[0], past + x.shape[1]):
+            expected = (x.shape[0], past + x.shape[1])
+            raise ValueError(f"attention_mask: expected shape {expected}, got {tuple(attention_mask.shape)}")
         x = x + self._positions(x, attention_mask, position_ids, past)
         visible = Visible(self._mask(attention_mask, x, past), cache)
         states, taken = self._run(x, visible, steps, self.config.stop_tol if stop_tol is None else stop_tol)
@@ -221,9 +232,6 @@ class NRGPTModel(NRGPTPreTrainedModel):
         if attention_mask is None or (not torch.compiler.is_compiling() and attention_mask.all()):
             return None
         length = x.shape[1]
-        if attention_mask.shape != (x.shape[0], past + length):
-            expected = (x.shape[0], past + length)
-            raise ValueError(f"attention_mask: expected shape {expected}, got {tuple(attention_mask.shape)}")
         strict = self.config.block == "energy" and self.config.mask == "strict"
         seen = causal_mask(length, past + length, strict, x.device) & attention_mask[:, None, None].bool()
         if not strict:  # a token of padding sees itself, so that no row is empty
