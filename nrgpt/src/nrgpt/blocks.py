@@ -59,11 +59,30 @@ class EnergyBlock(GradientCheckpointingLayer):
 
     def forward(self, x: Tensor, visible: Visible, step: int) -> Tensor:
         u = self.norm(x)
+        return x - self.rate(*self._terms(u, visible, step), self.gain, step)
+
+    def gradient(self, u: Tensor, visible: Visible) -> Tensor:
+        """dE_A/du_A of each token, (batch, length, dim); the exact one, own key and all, is `exact_self`."""
+        attention, feed_forward = self._terms(u, visible, 0)
+        return attention + feed_forward
+
+    def _terms(self, u: Tensor, visible: Visible, step: int) -> tuple[Tensor, Tensor]:
         query, key = self.attention.project(u)
         key, _ = visible.with_past(key, key[..., :0], step)  # keys are values: the cache holds them once
         attention = self.attention.gradient(query, key, visible.mask)
-        feed_forward = self.feed_forward_scale * self.feed_forward.gradient(u)
-        return x - self.rate(attention, feed_forward, self.gain, step)
+        return attention, self.feed_forward_scale * self.feed_forward.gradient(u)
+
+    def energies(self, x: Tensor, visible: Visible) -> tuple[Tensor, Tensor, Tensor]:
+        """E_attention and s_ff E_feed_forward of each token, and the length of their gradient, each (batch, length)."""
+        u = self.norm(x)
+        feed_forward = self.feed_forward_scale * self.feed_forward.energy(u)
+        attention = self.attention.energy(*self.attention.project(u), visible.mask)
+        return attention, feed_forward, self.gradient(u, visible).norm(dim=-1)
+
+    def remember(self, x: Tensor, visible: Visible, step: int) -> None:
+        """Cache the keys that a token at rest has in `step`, for tokens to come that take more steps."""
+        key = self.attention.project(self.norm(x))[1]
+        visible.with_past(key, key[..., :0], step)
 
     def hold_gain(self) -> None:
         """The norm's gain is a parameter that counts but does not learn (official code), unless `norm_gain`."""
@@ -74,20 +93,6 @@ class EnergyBlock(GradientCheckpointingLayer):
     def gain(self) -> Tensor | None:
         """Of the norm, for eta = a^2 diag(gain)."""
         return getattr(self.norm, "weight", None)
-
-    def remember(self, x: Tensor, visible: Visible, step: int) -> None:
-        """Cache the keys that a token at rest has in `step`, for tokens to come that take more steps."""
-        key = self.attention.project(self.norm(x))[1]
-        visible.with_past(key, key[..., :0], step)
-
-    def energies(self, x: Tensor, visible: Visible) -> tuple[Tensor, Tensor, Tensor]:
-        """E_attention and s_ff E_feed_forward of each token, and the length of its gradient, each (batch, length)."""
-        u = self.norm(x)
-        query, key = self.attention.project(u)
-        gradient = self.attention.gradient(query, key, visible.mask)
-        gradient = gradient + self.feed_forward_scale * self.feed_forward.gradient(u)
-        feed_forward = self.feed_forward_scale * self.feed_forward.energy(u)
-        return self.attention.energy(query, key, visible.mask), feed_forward, gradient.norm(dim=-1)
 
 
 class SelfAttention(nn.Module):
