@@ -103,6 +103,8 @@ class TrainConfig:
     """Learning rate at the end (paper: 2e-5 for ListOps, else lr / 10 and others)."""
     warmup: int = 0
     """Steps of linear warm-up (paper: 0 for ListOps, 100, 2,000)."""
+    decay_steps: int | None = None
+    """Step at which it reaches min_lr (default: steps; official code for text: one before the last)."""
     schedule: Literal["exponential", "cosine", "constant"] = "exponential"
     """Of the learning rate after it (paper: exponential; cosine in the OpenWebText config)."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -177,10 +179,11 @@ def main(config: TrainConfig) -> None:
 
     log = Log(config, accelerator, start)
     slices = places_of(config, accelerator)
+    decay_steps = config.decay_steps or config.steps
     progress = tqdm(range(start, config.steps), initial=start, total=config.steps, unit="step", disable=not log.shown)
     with StopSignal() as stop:
         for step in progress:
-            rate = learning_rate(step, config.lr, config.min_lr, config.steps, config.warmup, config.schedule)
+            rate = learning_rate(step, config.lr, config.min_lr, decay_steps, config.warmup, config.schedule)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             loss = torch.zeros((), device=accelerator.device)
@@ -217,7 +220,7 @@ def check(config: TrainConfig) -> None:
     if config.model not in MODELS:
         raise ValueError(f"model: expected one of {', '.join(MODELS)}, got {config.model!r}")
     least = dict(context=2, steps=1, batch_size=1, gradient_accumulation=1, checkpoint_every=1, keep_checkpoints=1)
-    least |= dict(validate_every=1, validation_windows=1, log_every=1, threads=1, train_characters=1, warmup=0, seed=0)
+    least |= dict(validate_every=1, validation_windows=1, log_every=1, threads=1, train_characters=1, decay_steps=1, warmup=0, seed=0)
     least |= dict(weight_decay=0, hidden_size=1, num_attention_heads=1, num_hidden_layers=1)
     for name, low in least.items():
         value = getattr(config, name)

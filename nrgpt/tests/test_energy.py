@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from nrgpt.blocks import Visible
 from nrgpt.energy import FEED_FORWARD, AttentionEnergy, attend, causal_mask, gelu_slope
 from tests.conftest import random_ids, random_model
+from tests.plain_block import PlainEnergyBlock
 
 DIM, HEADS, LENGTH = 6, 3, 5
 OPTIONS = [dict(), dict(rank=2), dict(beta=0.7), dict(learn_alpha=True), dict(rank=4, beta=1.7, learn_alpha=True)]
@@ -191,3 +192,18 @@ def test_the_block_descends_the_energies_that_the_model_reports():
         assert torch.allclose(out.hidden_states[step + 1][0, a], x[a] - gradient)  # eta is the identity
         assert torch.allclose(out.gradient_norm[0, step, a], gradient.norm())
         assert torch.allclose(out.update_norm[0, step, a], gradient.norm())
+
+
+@pytest.mark.parametrize("energy", FEED_FORWARD)
+@pytest.mark.parametrize("options", [dict(), dict(rank=3), dict(mask="inclusive", beta=0.7, learn_alpha=True)])
+def test_the_block_is_the_plain_one_with_its_gradients(energy, options, generator):
+    """Closed forms and fused attention against torch.func.grad of the energy, head by head."""
+    block = random_model(energy=energy, **options).model.blocks[0]
+    x = torch.randn(2, 7, 12, generator=generator, dtype=torch.float64, requires_grad=True)
+    results = []
+    for kind in (block, PlainEnergyBlock(block)):
+        y = kind(x, Visible(), 0)
+        inputs = [x, *(p for p in block.parameters() if p.requires_grad)]
+        results.append([y, *torch.autograd.grad(y.square().sum(), inputs)])
+    for ours, plain in zip(*results, strict=True):
+        assert torch.allclose(ours, plain, atol=1e-9, rtol=1e-9)

@@ -94,6 +94,13 @@ def test_padding_on_the_left_changes_nothing(options):
     assert torch.equal(new, model.generate(ids, max_new_tokens=4, do_sample=False)[:, 6:])
 
 
+def test_generation_with_more_steps_than_were_trained():
+    model, ids = random_model(), random_ids(length=3)
+    cached = model.generate(ids, max_new_tokens=4, do_sample=False, num_steps=7)
+    assert torch.equal(cached, model.generate(ids, max_new_tokens=4, do_sample=False, num_steps=7, use_cache=False))
+    assert not torch.equal(cached, model.generate(ids, max_new_tokens=4, do_sample=False))
+
+
 def test_beam_search_runs_on_the_cache():
     model, ids = random_model(), random_ids(length=3)
     with_cache = model.generate(ids, max_new_tokens=5, num_beams=3, do_sample=False)
@@ -306,6 +313,8 @@ def test_wrong_calls():
         random_model(block="parallel")(ids, output_energies=True)
     with pytest.raises(ValueError, match="empty cache"):
         model(ids[:, 6:], cache=model(ids[:, :6], use_cache=True).cache, output_energies=True)
+    with pytest.raises(ValueError, match="filled with 6 steps"):
+        model(ids[:, 6:], cache=model(ids[:, :6], use_cache=True).cache, num_steps=6)
     with pytest.raises(ValueError, match="input_ids"):
         model()
     with pytest.raises(ValueError, match="expected one of"):

@@ -76,13 +76,14 @@ def answer_listops(
         options: of the forward pass, such as num_steps.
     """
     number, answers = {token: i for i, token in enumerate(VOCABULARY)}, []
+    longest_of_all = max(len(prompt_of(sample)) for sample in samples)
+    room = min(new_tokens, model.config.max_position_embeddings - longest_of_all)
+    if room < 1:
+        raise ValueError(f"samples: expected prompts shorter than the context, got one of {longest_of_all} tokens")
     order = sorted(range(len(samples)), key=lambda i: len(prompt_of(samples[i])))  # little padding in a batch
     for chunk in (order[i : i + batch_size] for i in range(0, len(order), batch_size)):
         prompts = [prompt_of(samples[i]) for i in chunk]
         longest = max(map(len, prompts))
-        room = min(new_tokens, model.config.max_position_embeddings - longest)
-        if room < 1:
-            raise ValueError(f"samples: expected prompts shorter than the context, got one of {longest} tokens")
         pads = [longest - len(prompt) for prompt in prompts]
         ids = torch.tensor([[0] * pad + [number[t] for t in prompt] for pad, prompt in zip(pads, prompts, strict=True)])
         mask = torch.tensor([[0] * pad + [1] * len(prompt) for pad, prompt in zip(pads, prompts, strict=True)])

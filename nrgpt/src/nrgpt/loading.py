@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from .errors import first_line
 from .modeling_nrgpt import NRGPTForCausalLM
@@ -18,7 +19,11 @@ def load_model(name: str, device: str = "cpu") -> tuple[NRGPTForCausalLM, PreTra
     try:
         if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
             raise OSError("no config.json in it; train one with `accelerate launch -q train.py`")
+        shown = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()  # of weights that load in no time
         model = NRGPTForCausalLM.from_pretrained(name)
+        if shown:
+            logging.enable_progress_bar()
         if model.config.model_type != "nrgpt":
             raise OSError(f"a {model.config.model_type}")
         tokenizer = AutoTokenizer.from_pretrained(name)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import ModelOutput
 
 from .blocks import EnergyBlock, GPTBlock, Visible
@@ -142,7 +143,7 @@ class NRGPTModel(NRGPTPreTrainedModel):
         steps = self._check(num_steps, stop_tol, output_energies)
         if cache is None and (self.config.use_cache if use_cache is None else use_cache) and not self.training:
             cache = DynamicCache()
-        past = 0 if cache is None else cache.get_seq_length()
+        past = 0 if cache is None else self._prepare(cache, steps)
         if attention_mask is not None and attention_mask.shape != (x.shape[0], past + x.shape[1]):
             expected = (x.shape[0], past + x.shape[1])
             raise ValueError(f"attention_mask: expected shape {expected}, got {tuple(attention_mask.shape)}")
@@ -211,6 +212,15 @@ class NRGPTModel(NRGPTPreTrainedModel):
         if stop_tol is not None and not (stop_tol > 0 and self.config.share_blocks):
             raise ValueError(f"stop_tol: expected a positive number and shared blocks, got {stop_tol}")
         return steps
+
+    def _prepare(self, cache: DynamicCache, steps: int) -> int:
+        """Make room for the keys of every step; returns how many tokens the cache holds."""
+        past = cache.get_seq_length()
+        while len(cache.layers) < steps:
+            cache.layers.append(DynamicLayer())
+        if cache.get_seq_length(steps - 1) != past:
+            raise ValueError(f"cache: expected one that was filled with {steps} steps, as num_steps says now")
+        return past
 
     def _positions(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: int) -> Tensor:
         length, context = x.shape[1], self.config.max_position_embeddings

@@ -20,7 +20,7 @@ def listops_tokenizer() -> PreTrainedTokenizerFast:
 def character_tokenizer(text: str) -> PreTrainedTokenizerFast:
     """One id for each character of `text`, in order of their code points (nanoGPT's)."""
     core = Tokenizer(models.WordLevel({c: i for i, c in enumerate(sorted(set(text)))}, unk_token="<unknown>"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?s)."), "isolated")
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     core.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False)
 
