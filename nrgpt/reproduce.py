@@ -1,7 +1,7 @@
 """Measure the paper's claims at small scale: `python reproduce.py`; in two shards, `--only timing` first, see --shard."""
 
 import math
-import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -527,5 +527,5 @@ def tuning_table(config: ReproduceConfig, name: str, arms: Iterable[str], steps)
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.argv.insert(1, f"--config={PROJECT / 'configs' / 'reproduce.yaml'}")  # another one goes on top of it
     run(main, ReproduceConfig)
