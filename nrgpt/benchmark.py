@@ -261,8 +261,8 @@ def gradient_table(config: BenchmarkConfig) -> dict:
         for name, seconds in found.timings.seconds.items():
             rows.append([energy, name, seconds, found.timings.ratios[name], found.memory.get(name, "–")])
     caption = (
-        f"A training step with the gradient of the energy by torch.func.grad, head by head as the official code, and in "
-        f"closed form; {config.batch_size} windows of {config.context} tokens; {conditions(config)}"
+        f"A training step with the gradient of the energy by torch.func.grad, head by head as the official code, and "
+        f"in closed form; {config.batch_size} windows of {config.context} tokens; {conditions(config)}"
     )
     columns = ["energy", "gradient", ("seconds", ".3f"), ("ratio", ".2f"), ("peak memory, MiB", ".0f")]
     return {"tables": {"gradient": table(caption, columns, rows)}, "times": times}
@@ -301,10 +301,17 @@ def generation_table(config: BenchmarkConfig) -> dict:
         cached = next(r for r in rows if r[0] == row[0] and r[1] == "cache")
         row.insert(4, row[2].value / cached[2].value)
     caption = (
-        f"Greedy generation of the last {config.new_tokens} of {config.generation_context} tokens, prompt included, one "
-        f"text, float32; {conditions(config)}"
+        f"Greedy generation of the last {config.new_tokens} of {config.generation_context} tokens, prompt included, "
+        f"one text, float32; {conditions(config)}"
     )
-    columns = ["model", "keys", ("seconds", ".2f"), ("ratio", ".2f"), ("ratio to its cache", ".1f"), ("tokens/s", ".0f")]
+    columns = [
+        "model",
+        "keys",
+        ("seconds", ".2f"),
+        ("ratio", ".2f"),
+        ("ratio to its cache", ".1f"),
+        ("tokens/s", ".0f"),
+    ]
     return {"tables": {"generation": table(caption, [*columns, ("cache, MiB", ".1f")], rows)}, "times": times}
 
 

@@ -50,9 +50,9 @@ class EvaluateConfig:
     prompts: int = 500
     """Held-out ListOps prompts of each set (paper: 100)."""
     steps: list[int] | None = None
-    """Numbers of steps to compare (default: half, once, twice and four times those trained, where blocks are shared)."""
+    """Numbers of steps to compare, of shared blocks (default: half, once, twice and four times those trained)."""
     stop_tol: float = 0.1
-    """Of the adaptive depth that is compared with them: a token rests once a step changes it by less than this share."""
+    """Of the adaptive depth compared with them: a token rests once a step changes it by less than this share."""
     batch_size: int = 64
     """Windows or prompts at once."""
     seed: int = 0

@@ -34,7 +34,7 @@ class GenerateConfig:
     top_p: float | None = None
     """Draw among the likeliest with so much probability together."""
     sliding: bool = False
-    """Beyond the context recompute the last window for each token, as the official code does; otherwise that is an error."""
+    """Beyond the context recompute the last window for each token (official code); otherwise that is an error."""
     num_steps: int | None = None
     """Steps on the energy (default: as trained)."""
     stop_tol: float | None = None
@@ -57,7 +57,9 @@ def main(config: GenerateConfig) -> None:
         if getattr(config, name) is not None and getattr(config, name) < 1:
             raise ValueError(f"{name}: expected at least 1, got {getattr(config, name)}")
     if not config.temperature > 0:
-        raise ValueError(f"temperature: expected a positive number, got {config.temperature}; greedy true takes the best")
+        raise ValueError(
+            f"temperature: expected a positive number, got {config.temperature}; greedy true takes the best"
+        )
     if config.top_p is not None and not 0 < config.top_p <= 1:
         raise ValueError(f"top_p: expected 0 < value <= 1, got {config.top_p}")
     model, tokenizer = load_model(config.model, choose_device(config.device))
@@ -68,7 +70,9 @@ def main(config: GenerateConfig) -> None:
         room = model.config.max_position_embeddings - ids.shape[1]
         if room < 1 and not config.sliding:
             context = model.config.max_position_embeddings
-            raise ValueError(f"prompts: expected fewer tokens than the context, {context}, got {ids.shape[1]}; or sliding true")
+            raise ValueError(
+                f"prompts: expected fewer tokens than the context, {context}, got {ids.shape[1]}; or sliding true"
+            )
         drawn = {"temperature": config.temperature, "top_k": config.top_k or 0, "top_p": config.top_p or 1.0}
         steps = {"num_steps": config.num_steps, "stop_tol": config.stop_tol}
         written = model.generate(

@@ -1,4 +1,4 @@
-"""Measure the paper's claims at small scale: `python reproduce.py`; in two shards, `--only timing` first, see --shard."""
+"""Measure the paper's claims at small scale: `python reproduce.py`."""
 
 import math
 import sys
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 
 from nrgpt import MODELS, NRGPTForCausalLM, preset
 from nrgpt.cli import run
@@ -25,6 +26,7 @@ from nrgpt.evaluation import (
     stream_losses,
 )
 from nrgpt.optimization import learning_rate, parameter_groups
+from nrgpt.pictures import plot_energies
 from nrgpt.sizes import count_parameters, forward_flops, match
 
 try:
@@ -82,11 +84,33 @@ class Experiment:
 
 
 @dataclass
+class Descent:
+    """Random models whose energies are followed for many steps."""
+
+    hidden_size: int
+    """Width d."""
+    num_attention_heads: int
+    """Heads."""
+    tokens: int
+    """Of the text, random ones."""
+    steps: int
+    """On the energy."""
+    spread: float
+    """Standard deviation of all weights."""
+    c: float
+    """Of eta = c I."""
+    seeds: list[int]
+    """Of weights and tokens."""
+
+
+@dataclass
 class ReproduceConfig:
     """Measure NRGPT beside recurrent and ordinary GPTs: ListOps, Shakespeare, overfitting, byte pairs."""
 
     experiments: dict[str, Experiment]
     """By name, each with a results file of its own."""
+    descent: Descent
+    """The theorems on random weights, with a results file of its own."""
     learning_rates: list[float]
     """What every arm is tuned over."""
     min_share: float
@@ -132,6 +156,7 @@ def main(config: ReproduceConfig) -> None:
     if not config.report:
         execute(config)
     if config.report or (config.shard == "1/1" and config.only is None):
+        report_descent(config)
         for name in experiments(config):
             report(config, name)
 
@@ -278,6 +303,8 @@ def execute(config: ReproduceConfig) -> None:
         if chosen:
             run_list(config, chosen).execute(function)
 
+    if config.shard == "1/1":
+        go(descent_runs(config), follow)
     for name in experiments(config):
         if config.shard == "1/1":
             go([timing_run(config, name)], partial(time_steps, config))
@@ -306,7 +333,9 @@ def time_steps(config: ReproduceConfig, options: dict) -> dict[str, float]:
         model = NRGPTForCausalLM(NRGPTConfig(**shape)).to(config.device).train()
         optimizer = torch.optim.AdamW(parameter_groups(model, experiment.weight_decay, experiment.decay))
         context = model.config.max_position_embeddings
-        calls[arm] = partial(step_once, model, optimizer, corpus.train, context, 0, 0, experiment.batch_size, config.clip)
+        calls[arm] = partial(
+            step_once, model, optimizer, corpus.train, context, 0, 0, experiment.batch_size, config.clip
+        )
     found = interleaved(calls, options["rounds"], progress=True)
     return {arm: interval.value for arm, interval in found.seconds.items()}
 
@@ -378,6 +407,113 @@ def energies(model: NRGPTForCausalLM, corpus: Corpus) -> dict[str, float]:
     return {"falling": float(found["falling"].mean()), "cosine": float(found["cosine"].mean())}
 
 
+# The theorems
+
+RATES = {"pos_scalar": "c I (Proposition 2.1)", "full": "a random matrix of the same size"}
+
+
+def descent_runs(config: ReproduceConfig) -> list[dict]:
+    """For each energy, rate and seed a random model."""
+    rest = {key: value for key, value in vars(config.descent).items() if key != "seeds"}
+    kinds = [(energy, eta) for energy in ("ff1", "ff2w") for eta in RATES]
+    return [
+        {
+            "name": f"descent-{energy}-{eta}-{seed}",
+            "arm": f"{energy}, {eta}",
+            "energy": energy,
+            "eta": eta,
+            "seed": seed,
+        }
+        | rest
+        for energy, eta in kinds
+        for seed in config.descent.seeds
+    ]
+
+
+def follow(options: dict) -> dict[str, Any]:
+    """Energies of a random model's tokens, and when each of them rose for the last time and came to rest."""
+    torch.manual_seed(options["seed"])
+    shape = preset("NRGPT_H_FF2W", vocab_size=64, max_position_embeddings=options["tokens"], mask="strict")
+    names = ("hidden_size", "num_attention_heads", "energy", "eta")
+    sizes = {name: options[name] for name in names} | {"intermediate_size": 4 * options["hidden_size"]}
+    model = NRGPTForCausalLM(NRGPTConfig(**(shape.to_dict() | sizes))).double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.copy_(options["spread"] * torch.randn_like(p))
+        rate = model.model.blocks[0].rate
+        if options["eta"] == "pos_scalar":
+            rate.a.fill_(options["c"] ** 0.5)
+        else:  # of the same Frobenius norm as c I
+            rate.W.mul_(options["c"] * options["hidden_size"] ** 0.5 / rate.W.norm())
+    ids = torch.randint(64, (1, options["tokens"]))
+    found = energy_statistics(model, ids, num_steps=options["steps"])
+    energy, norm = found["energy"][0], found["state_norm"][0]
+    rises = energy.diff(dim=0) > 1e-12 * energy[1:].abs()
+    last_rise = [int(column.nonzero().max()) + 1 if column.any() else 0 for column in rises.T]
+    moving = found["update_norm"][0] / norm[:-1] > 1e-4
+    rest = [int(column.nonzero().max()) + 1 if column.any() else 0 for column in moving.T]
+    after = [1 - rises[max(rest[:a], default=0) :, a].double().mean().item() for a in range(len(rest))]
+    trace = {"energy": energy[::20].tolist(), "update": found["update_norm"][0][::20].tolist()}
+    return {
+        "falls": 1 - rises.double().mean().item(),
+        "first_falls": 1 - rises[:, 0].double().mean().item(),
+        "falls_after_rest": float(np.mean([value for value in after if math.isfinite(value)] or [math.nan])),
+        "order": float(spearmanr(range(len(rest)), last_rise).statistic) if len(set(last_rise)) > 1 else None,
+        "last_rise": last_rise,
+        "rest": rest,
+        "growth": float((norm[-1] / norm[0]).mean()),
+    } | (trace if options["seed"] == 0 else {})
+
+
+def report_descent(config: ReproduceConfig) -> None:
+    """results/descent.json, and a picture of the first model's energies."""
+    runs = descent_runs(config)
+    listed, rows = run_list(config, runs), []
+    columns = {
+        "share of steps in which an energy falls": "falls",
+        "first token": "first_falls",
+        "once the earlier tokens rest": "falls_after_rest",
+        "rank correlation of place and last rise": "order",
+        "growth of |x|": "growth",
+    }
+    for arm in dict.fromkeys(options["arm"] for options in runs):
+        done = [listed.result(options["name"]) for options in runs if options["arm"] == arm]
+        energy, eta = arm.split(", ")
+        cells = []
+        for key in columns.values():
+            values = [None if result is None else result[key] for result in done]
+            there = [value for value in values if value is not None]
+            cells.append(None if None in done else t_interval(there) if len(there) > 1 else "–")
+        rows.append([energy, RATES[eta], *cells])
+    options = config.descent
+    caption = (
+        f"Random weights, {options.tokens} tokens, {options.steps} steps, float64, strict mask: mean over "
+        f"{len(options.seeds)} models and 95 % t-interval; at rest: a step changes less than 1e-4 of the state"
+    )
+    seconds = sum(record["seconds"] for record in listed.finished().values())
+    results.save(
+        config.output / "descent.json",
+        title="NRGPT: descent",
+        claim=None,
+        metric="share of steps in which the energy of a token falls",
+        arms=RATES,
+        budget=config.budget,
+        seeds=options.seeds,
+        config=vars(options),
+        tables={"descent": results.table(caption, ["energy", "eta", *((name, ".3f") for name in columns)], rows)},
+        verdict=None,
+        environment=results.environment(["torch", "transformers"], seconds, PROJECT),
+        code_paths=CODE,
+    )
+    first = listed.result("descent-ff2w-pos_scalar-0") if "descent-ff2w-pos_scalar-0" in listed.runs else None
+    if first is not None:
+        energy, update = np.array(first["energy"]), np.array(first["update"])
+        names = [f"token {a + 1}" for a in range(energy.shape[1])]
+        plot_energies(energy, update, names, config.output / "descent.png", every=20)
+    print(results.markdown(results.load(config.output / "descent.json")))
+
+
 # The report
 
 
@@ -413,7 +549,7 @@ def report(config: ReproduceConfig, name: str) -> None:
         arms={arm: str(options) for arm, options in arms.items()},
         budget=config.budget,
         seeds=experiment.seeds,
-        config={key: value for key, value in vars(experiment).items()} | {"learning_rates": config.learning_rates},
+        config=vars(experiment) | {"learning_rates": config.learning_rates},
         tables=tables,
         verdict=judged,
         environment=results.environment(["torch", "transformers"], seconds, PROJECT),
@@ -446,7 +582,7 @@ def all_records(config: ReproduceConfig, name: str, arms: Iterable[str], steps: 
 
 
 def effects_of(experiment: Experiment, found: Mapping[str, SimpleNamespace]) -> list[float]:
-    """For each seed the mean over pairs of method against baseline, better being higher; none while a run is missing."""
+    """For each seed the mean over pairs, method against baseline, better being higher; none while a run is missing."""
     sign = 1 if experiment.measure == "accuracy" else -1
     effects = []
     for number in range(len(experiment.seeds)):

@@ -1,4 +1,4 @@
-"""Train NRGPT or one of its baselines: `accelerate launch -q train.py [--config configs/NAME.yaml] [--option value]`."""
+"""Train NRGPT or a baseline: `accelerate launch -q train.py [--config configs/NAME.yaml] [--option value]`."""
 
 import importlib.util
 import json
@@ -220,7 +220,16 @@ def check(config: TrainConfig) -> None:
     if config.model not in MODELS:
         raise ValueError(f"model: expected one of {', '.join(MODELS)}, got {config.model!r}")
     least = dict(context=2, steps=1, batch_size=1, gradient_accumulation=1, checkpoint_every=1, keep_checkpoints=1)
-    least |= dict(validate_every=1, validation_windows=1, log_every=1, threads=1, train_characters=1, decay_steps=1, warmup=0, seed=0)
+    least |= dict(
+        validate_every=1,
+        validation_windows=1,
+        log_every=1,
+        threads=1,
+        train_characters=1,
+        decay_steps=1,
+        warmup=0,
+        seed=0,
+    )
     least |= dict(weight_decay=0, hidden_size=1, num_attention_heads=1, num_hidden_layers=1)
     for name, low in least.items():
         value = getattr(config, name)
@@ -300,7 +309,9 @@ def places_of(config: TrainConfig, accelerator: Accelerator) -> list[range]:
     """The places in the global batch that this process draws, a range for each part."""
     parts = accelerator.num_processes * config.gradient_accumulation
     if config.batch_size % parts:
-        raise ValueError(f"batch_size: expected a multiple of {parts} (processes x accumulation), got {config.batch_size}")
+        raise ValueError(
+            f"batch_size: expected a multiple of {parts} (processes x accumulation), got {config.batch_size}"
+        )
     size, first = config.batch_size // parts, accelerator.process_index * config.gradient_accumulation
     return [range((first + i) * size, (first + i + 1) * size) for i in range(config.gradient_accumulation)]
 

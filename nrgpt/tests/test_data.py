@@ -148,7 +148,9 @@ def test_whole_texts_are_held_out_where_there_are_many():
 
 
 def test_markup_of_plays():
-    markdown = "# Othello\n\n## ACT I\n\n_Enter IAGO_\n\n**IAGO**  \n'Sblood, but you will not _hear_ me:  \nAbhor me.\n"
+    markdown = (
+        "# Othello\n\n## ACT I\n\n_Enter IAGO_\n\n**IAGO**  \n'Sblood, but you will not _hear_ me:  \nAbhor me.\n"
+    )
     assert plain(markdown) == "Othello\n\nACT I\n\nEnter IAGO\n\nIAGO:\n'Sblood, but you will not hear me:\nAbhor me.\n"
 
 

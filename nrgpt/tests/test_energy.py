@@ -98,15 +98,12 @@ def test_feed_forward_gradient_is_the_derivative(name, u):
 
 def test_feed_forward_energies_are_the_formulas(u):
     for name, energy in {name: kind(DIM, 8).double() for name, kind in FEED_FORWARD.items()}.items():
-        W, b = energy.first.weight, energy.first.bias
-        inner = F.gelu(u @ W.T + b)
-        if name != "ff1":
+        inner = F.gelu(u @ energy.first.weight.T + energy.first.bias)
+        if name == "ff1":
+            expected = -(inner**2).sum(-1)
+        else:
             outer = inner @ energy.second.weight.T + energy.second.bias
-        expected = {
-            "ff1": lambda: -(inner**2).sum(-1),
-            "ff2": lambda: -(F.gelu(outer) ** 2).sum(-1),
-            "ff2w": lambda: -(u * outer).sum(-1),
-        }[name]()
+            expected = -(F.gelu(outer) ** 2).sum(-1) if name == "ff2" else -(u * outer).sum(-1)
         assert torch.allclose(energy.energy(u), expected)
 
 

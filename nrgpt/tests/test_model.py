@@ -255,7 +255,7 @@ def test_official_layout_there_and_back(name):
     state |= {"pos_idx": torch.arange(10), "blocks.attn.heads.0.tril": torch.ones(10, 10)}
     state = {f"_orig_mod.{key}": value for key, value in state.items()}
     read, weights = from_official(state, 3, "strict", None if name in ("GPT",) or "NRGPT" in name else name)
-    assert {k: v for k, v in read.to_dict().items()} == config.to_dict()
+    assert read.to_dict() == config.to_dict()
     assert weights.keys() == model.state_dict().keys()
     assert all(torch.equal(weights[key], value) for key, value in model.state_dict().items())
 

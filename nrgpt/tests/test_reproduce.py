@@ -39,11 +39,16 @@ def tiny(tmp_path, monkeypatch):
     small = dict(seconds=0.15, tuning_seconds=0.05, seeds=[1, 2], batch_size=4)
     listops = CONFIG["experiments"]["listops"] | small | dict(data=data)
     listops |= dict(compare=[["a", "b"]], full={}, options=listops["options"] | dict(context=16))
-    listops["core"] = {"a": dict(model="NRGPT_H_FF2W", hidden_size=8), "b": dict(model="GPT_Rec_parallel", hidden_size=8)}
+    listops["core"] = {
+        "a": dict(model="NRGPT_H_FF2W", hidden_size=8),
+        "b": dict(model="GPT_Rec_parallel", hidden_size=8),
+    }
     gap = CONFIG["experiments"]["overfit"] | small | dict(data=dict(dataset=str(text), tokenizer="characters"))
     gap |= dict(core={n: arm | dict(hidden_size=8) for n, arm in gap["core"].items()}, full={})
     gap |= dict(options=gap["options"] | dict(context=16, num_hidden_layers=2))
+    descent = CONFIG["descent"] | dict(hidden_size=8, tokens=3, steps=60, seeds=[0, 1])
     values = CONFIG | dict(experiments={"listops": listops, "overfit": gap}, windows=4, prompts=10, timing_rounds=6)
+    values |= dict(descent=descent)
     return parsed(values | dict(output=str(tmp_path / "results"), learning_rates=[1e-3, 1e-2]))
 
 
@@ -63,6 +68,7 @@ def test_experiments_in_two_shards_resume_and_end_in_a_report(tiny, capsys):
     arms = [("listops", "a"), ("listops", "b"), ("overfit", "ff2w"), ("overfit", "gpt")]
     expected = {f"{e}-{arm}-{last}" for e, arm in arms for last in ("1", "2", "tune-0.001", "tune-0.01")}
     assert names(tiny) == expected | {"timing-listops", "timing-overfit"}
+    reproduce.main(replace(tiny, only="descent"))
     before = {path.name: path.stat().st_mtime_ns for path in (tiny.output / "runs").iterdir()}
     (tiny.output / "runs" / "listops-a-2.json").unlink()
     reproduce.main(tiny)
@@ -70,10 +76,14 @@ def test_experiments_in_two_shards_resume_and_end_in_a_report(tiny, capsys):
     assert {name for name in after if before[name] != after[name]} == {"listops-a-2.json"}
 
     found = results.load(tiny.output / "listops.json")
-    runs = {n: json.loads((tiny.output / "runs" / f"listops-{n}.json").read_text()) for n in ("a-1", "a-2", "b-1", "b-2")}
+    runs = {
+        n: json.loads((tiny.output / "runs" / f"listops-{n}.json").read_text()) for n in ("a-1", "a-2", "b-1", "b-2")
+    }
     difference = [runs[f"a-{s}"]["result"]["accuracy"] - runs[f"b-{s}"]["result"]["accuracy"] for s in (1, 2)]
     assert found["tables"]["effect"]["rows"][0][0]["value"] == pytest.approx(sum(difference) / 2)
-    tuned = {lr: json.loads((tiny.output / "runs" / f"listops-a-tune-{lr}.json").read_text()) for lr in ("0.001", "0.01")}
+    tuned = {
+        lr: json.loads((tiny.output / "runs" / f"listops-a-tune-{lr}.json").read_text()) for lr in ("0.001", "0.01")
+    }
     best = min(tuned, key=lambda lr: tuned[lr]["result"]["loss"])
     assert runs["a-1"]["options"]["lr"] == float(best)
     timing = json.loads((tiny.output / "runs" / "timing-listops.json").read_text())["result"]
@@ -81,7 +91,12 @@ def test_experiments_in_two_shards_resume_and_end_in_a_report(tiny, capsys):
     curve = runs["a-1"]["result"]["curve"]
     assert curve[-1]["step"] == runs["a-1"]["options"]["steps"]
     assert curve[-1]["gap"] == pytest.approx(curve[-1]["loss"] - curve[-1]["training_loss"])
-    assert (tiny.output / "overfit.png").is_file()
+    assert (tiny.output / "overfit.png").is_file() and (tiny.output / "descent.png").is_file()
+    rows = results.load(tiny.output / "descent.json")["tables"]["descent"]["rows"]
+    assert [row[3]["value"] for row in rows if "Proposition" in row[1]] == [
+        1,
+        1,
+    ]  # the first token's energy never rises
     assert "answering always" in capsys.readouterr().out
 
 
@@ -95,7 +110,9 @@ def test_a_run_is_the_same_again(tiny):
 def test_tuning_reads_the_end_of_the_training_text_only(tiny, monkeypatch):
     seen = {}
     monkeypatch.setattr(reproduce, "step_once", lambda m, o, stream, *rest: seen.update(train=stream) or 1.0)
-    monkeypatch.setattr(reproduce, "stream_losses", lambda m, stream, *r: seen.update(tune=stream) or (stream * 0.0, None))
+    monkeypatch.setattr(
+        reproduce, "stream_losses", lambda m, stream, *r: seen.update(tune=stream) or (stream * 0.0, None)
+    )
     options = reproduce.run_of(tiny, "overfit", "gpt", 0, 1e-2, 1, True)
     reproduce.train(tiny, options)
     corpus = reproduce.load(tiny, tiny.experiments["overfit"])

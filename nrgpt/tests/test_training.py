@@ -66,7 +66,10 @@ def test_every_configuration_is_tested():
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_configurations_take_two_steps_with_only_size_and_data_replaced(name, tmp_path, hub):
     config = yaml.safe_load((PROJECT / "configs" / f"{name}.yaml").read_text())
-    small = dict(hidden_size=12, num_attention_heads=min(2, config["num_attention_heads"]) if "num_attention_heads" in config else 2)
+    small = dict(
+        hidden_size=12,
+        num_attention_heads=min(2, config["num_attention_heads"]) if "num_attention_heads" in config else 2,
+    )
     small |= dict(batch_size=4, steps=2, threads=1, compile=False, tracker="none", output_dir=str(tmp_path / "out"))
     small |= dict(num_hidden_layers=2, train_samples=300, test_samples=10, validation_windows=2, cache_dir=tmp_path)
     if config.get("dataset", "listops") != "listops":

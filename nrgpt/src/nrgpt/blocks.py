@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_nrgpt import NRGPTConfig
-from .energy import FEED_FORWARD, AttentionEnergy, _heads, _merge, causal_mask
+from .energy import FEED_FORWARD, AttentionEnergy, causal_mask, merge_heads, split_heads
 from .inference_rate import InferenceRate
 
 
@@ -106,7 +106,7 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(inner, config.hidden_size)
 
     def forward(self, u: Tensor, visible: Visible, step: int) -> Tensor:
-        query, key, value = _heads(self.query_key_value(u), 3 * self.heads).split(self.heads, dim=1)
+        query, key, value = split_heads(self.query_key_value(u), 3 * self.heads).split(self.heads, dim=1)
         key, value = visible.with_past(key, value, step)
         length, past = query.shape[2], key.shape[2] - query.shape[2]
         mask = visible.mask
@@ -115,7 +115,7 @@ class SelfAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         causal = mask is None and length > 1
         seen = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal)
-        return F.dropout(self.output(_merge(seen)), dropout)
+        return F.dropout(self.output(merge_heads(seen)), dropout)
 
 
 class FeedForward(nn.Module):
@@ -149,4 +149,3 @@ class GPTBlock(GradientCheckpointingLayer):
             return x + seen + self.feed_forward(self.norm2(x))
         x = x + seen
         return x + self.feed_forward(self.norm2(x))
-

@@ -1,4 +1,4 @@
-"""What shapes a model: the energy, the inference rate, the recurrence, and the baselines as other blocks in the same frame."""
+"""What shapes a model: the energy, the inference rate, the recurrence; the baselines are other blocks in its frame."""
 
 from transformers import PreTrainedConfig
 
@@ -95,7 +95,9 @@ class NRGPTConfig(PreTrainedConfig):
             if not (value is None and name == "rank") and value < 1:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
         if self.block != "energy" and self.hidden_size < self.num_attention_heads:
-            raise ValueError(f"num_attention_heads: expected at most {self.hidden_size}, got {self.num_attention_heads}")
+            raise ValueError(
+                f"num_attention_heads: expected at most {self.hidden_size}, got {self.num_attention_heads}"
+            )
         for name in ("beta", "stop_tol"):
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -1,6 +1,6 @@
 """Official state dicts read into our names, and back.
 
-What the official code lacks (low rank, other rates, energies without biases of the norm, tied weights) has no official form.
+What the official code lacks (low rank, other rates, other norms, tied weights) has no official form.
 """
 
 import re

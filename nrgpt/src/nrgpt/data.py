@@ -88,7 +88,9 @@ def load_text(
     if source.startswith("hf:"):
         return _load_hub(source.removeprefix("hf:"), tokenizer, cache)
     if source != "shakespeare" and not Path(source).exists():
-        raise OSError(f"dataset: expected listops, shakespeare, a text file, a folder or hf:ID; {source!r} is none of them")
+        raise OSError(
+            f"dataset: expected listops, shakespeare, a text file, a folder or hf:ID; {source!r} is none of them"
+        )
     train, held_out = split_texts(shakespeare() if source == "shakespeare" else read_texts(Path(source)))
     text, validation = "\n".join(train), "\n".join(held_out)
     if train_characters is not None:
@@ -114,7 +116,9 @@ def _load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise OSError(f"tokenizer: expected characters, bpe, or one that transformers finds; {first_line(error)}") from error
+        raise OSError(
+            f"tokenizer: expected characters, bpe, or one that transformers finds; {first_line(error)}"
+        ) from error
 
 
 def _load_hub(name: str, tokenizer: str, cache: Path) -> Corpus:

@@ -56,9 +56,9 @@ class AttentionEnergy(nn.Module):
         """Queries and keys of (batch, length, dim), each (batch, heads, length, rank); the full rank is dim."""
         if self.rank is None:
             query = u.unsqueeze(1).expand(-1, self.heads, -1, -1)
-            return query, _heads(F.linear(u, self.H.flatten(0, 1)), self.heads)
+            return query, split_heads(F.linear(u, self.H.flatten(0, 1)), self.heads)
         both = F.linear(u, torch.cat([self.query, self.key]).flatten(0, 1))
-        query, key = _heads(both, 2 * self.heads).split(self.heads, dim=1)
+        query, key = split_heads(both, 2 * self.heads).split(self.heads, dim=1)
         return query, key
 
     def gradient(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -67,7 +67,7 @@ class AttentionEnergy(nn.Module):
         Args:
             query: (batch, heads, length, rank).
             key: the same of all tokens so far, (batch, heads, past + length, rank).
-            mask: which key a query sees, (batch or 1, 1, length, past + length); None: those that the causal order allows.
+            mask: which key a query sees, (batch or 1, 1, length, past + length); None: the causal order.
         """
         dropout = self.dropout if self.training else 0.0
         if self.exact_self and not self.strict:
@@ -86,10 +86,10 @@ class AttentionEnergy(nn.Module):
                 own = own if alpha is None else own * alpha.view(-1, 1, 1)
                 gradient = gradient - torch.einsum("bhno,bhnd,hde->bne", own, query, self.H)  # H^T u_A
         else:
-            gradient = -F.linear(_merge(seen), self.query.flatten(0, 1).T)  # W_Q^T
+            gradient = -F.linear(merge_heads(seen), self.query.flatten(0, 1).T)  # W_Q^T
             if own is not None:
                 own = own if alpha is None else own * alpha.view(-1, 1, 1)
-                gradient = gradient - F.linear(_merge(own * query), self.key.flatten(0, 1).T)
+                gradient = gradient - F.linear(merge_heads(own * query), self.key.flatten(0, 1).T)
         return F.dropout(gradient, dropout)
 
     def energy(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -217,11 +217,11 @@ def causal_mask(length: int, total: int, strict: bool, device: torch.device) -> 
     return seen.tril(total - length - int(strict))[None, None]
 
 
-def _heads(x: Tensor, heads: int) -> Tensor:
+def split_heads(x: Tensor, heads: int) -> Tensor:
     """(batch, length, heads * rank) to (batch, heads, length, rank)."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def _merge(x: Tensor) -> Tensor:
-    """The inverse of `_heads`."""
+def merge_heads(x: Tensor) -> Tensor:
+    """The inverse of `split_heads`."""
     return x.transpose(1, 2).flatten(2)

@@ -23,7 +23,7 @@ def next_token_loss(model, ids: Tensor, targets: Tensor, **options) -> Tensor:
 def stream_losses(
     model, stream: np.ndarray, length: int, windows: int, batch_size: int = 64, **options
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Loss of each of `windows` windows of `length` tokens, evenly spaced over the stream, and of each position in them.
+    """Loss of each of `windows` windows of `length` tokens, evenly spaced in the stream, and of each position in them.
 
     The official code draws 200 batches at random; fixed windows give every model the same ones.
     """
@@ -119,7 +119,7 @@ def energy_statistics(model: NRGPTForCausalLM, ids: Tensor, num_steps: int | Non
         energy: of each token at each state, (batch, T + 1, length); state_norm: |x| there.
         update_norm: |x^(t+1) - x^(t)|, (batch, T, length).
         falling: share of steps in which a token's energy falls, (T,).
-        cosine: between a token's step and the steepest descent -dE_A/dx_A of its own energy, norm included, (batch, T, length).
+        cosine: between a token's step and steepest descent, -dE_A/dx_A with the norm's part, (batch, T, length).
     """
     out = model(ids, num_steps=num_steps, output_energies=True, output_hidden_states=True, use_cache=False)
     states = torch.stack(out.hidden_states, 1)

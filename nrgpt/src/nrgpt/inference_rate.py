@@ -1,8 +1,8 @@
 """The inference rate eta: what multiplies the energy's gradient in each step (Section 2, Propositions 2.1 and 2.2).
 
-`full` is what the paper trains and promises nothing. Descent is guaranteed, once the earlier tokens rest, by
-`identity` and `pos_scalar` behind a norm without gain and `diag_pos` behind one with gain (Proposition 2.1), and without
-a norm by `psd` and `psd_skew` too (Proposition 2.2).
+`full` is what the paper trains and promises nothing. Descent is guaranteed, once the earlier tokens rest, by `identity`
+and `pos_scalar` behind a norm without gain and `diag_pos` behind one with gain (Proposition 2.1), and without a norm by
+`psd` and `psd_skew` too (Proposition 2.2).
 """
 
 import torch
@@ -19,11 +19,11 @@ class InferenceRate(nn.Module):
     * identity: I; pos_scalar: a^2 I; diag_pos: a^2 diag(gain of the block's norm)
     * psd: L L^T; psd_skew: L L^T + A - A^T
 
-    The names of the parameters are those letters. W, V and A start as noise, W so in the official code; L at the identity
-    and a at 1 (ours).
+    The names of the parameters are those letters. W, V and A start as noise, W so in the official code; L at the
+    identity and a at 1 (ours).
 
     Args:
-        steps: number of own matrices, one for each step (the paper's eta^(t)); 1 to share. Steps beyond the last use the last.
+        steps: number of matrices, one for each step (the paper's eta^(t)); 1 to share. Later steps use the last.
     """
 
     def __init__(self, kind: str, dim: int, steps: int = 1) -> None:

@@ -76,8 +76,8 @@ class ListOps:
         max_depth: of nested functions; 1 is a function of digits alone.
         min_children, max_children: number of arguments.
         function_share: chance that an argument is a function.
-        held_out_share: share of all tuples of `max_children` digits that no training sample contains, in the prompt or in
-            a later step; every test sample contains one.
+        held_out_share: share of all tuples of `max_children` digits that no training sample contains, in the prompt or
+            in a later step; every test sample contains one.
         seed: of all draws.
 
     Raises:

@@ -26,8 +26,8 @@ class NRGPTOutput(ModelOutput):
         last_hidden_state: after the last norm, (batch, length, hidden_size).
         cache: keys of all tokens so far, step by step.
         hidden_states: states x^(0) to x^(T), each (batch, length, hidden_size).
-        attention_energy, feed_forward_energy: of each token at x^(0) to x^(T), (batch, T + 1, length); their sum is what
-            a step descends.
+        attention_energy, feed_forward_energy: of each token at x^(0) to x^(T), (batch, T + 1, length); their sum is
+            what a step descends.
         gradient_norm: length of the energy's gradient there, (batch, T + 1, length).
         update_norm: length of x^(t+1) - x^(t), (batch, T, length).
         steps: how many steps each token took, (batch, length).
@@ -208,7 +208,9 @@ class NRGPTModel(NRGPTPreTrainedModel):
         if steps < 1 or (most is not None and steps > most):
             raise ValueError(f"num_steps: expected 1{f' to {most}' if most else ' or more'}, got {steps}")
         if self.config.block != "energy" and (output_energies or stop_tol is not None):
-            raise ValueError(f"output_energies, stop_tol: expected only with energy blocks, these are {self.config.block}")
+            raise ValueError(
+                f"output_energies, stop_tol: expected only with energy blocks, these are {self.config.block}"
+            )
         if stop_tol is not None and not (stop_tol > 0 and self.config.share_blocks):
             raise ValueError(f"stop_tol: expected a positive number and shared blocks, got {stop_tol}")
         return steps
@@ -225,7 +227,9 @@ class NRGPTModel(NRGPTPreTrainedModel):
     def _positions(self, x: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, past: int) -> Tensor:
         length, context = x.shape[1], self.config.max_position_embeddings
         if past + length > context and position_ids is None and attention_mask is None:
-            raise ValueError(f"input_ids: expected at most {context} tokens (max_position_embeddings), got {past + length}")
+            raise ValueError(
+                f"input_ids: expected at most {context} tokens (max_position_embeddings), got {past + length}"
+            )
         if position_ids is None and attention_mask is None:
             return self.embed_positions.weight[past : past + length]
         if position_ids is None:

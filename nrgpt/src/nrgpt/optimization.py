@@ -9,8 +9,8 @@ def parameter_groups(model: nn.Module, weight_decay: float, decay: str = "matric
     """Groups of what is trained, for AdamW.
 
     Args:
-        decay: matrices: tensors of two or more dimensions, embeddings included, as for the official language models; all:
-            every tensor, as for ListOps.
+        decay: matrices: tensors of two or more dimensions, embeddings included, as for the official language models;
+            all: every tensor, as for ListOps.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if decay == "all":

