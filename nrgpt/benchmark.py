@@ -50,6 +50,8 @@ class BenchmarkConfig:
 
     tables: list[Table] = field(default_factory=lambda: list(get_args(Table)))
     """What to measure; results/benchmark.json also keeps the other tables that were measured with the same options."""
+    models: list[str] | None = None
+    """Models of a training step, by their names in the tables (default: all); ratios are to the first."""
     hidden_size: int = 128
     """Width d of all models but those of equal FLOPs."""
     num_attention_heads: int = 4
@@ -127,6 +129,9 @@ def check(config: BenchmarkConfig) -> None:
         raise ValueError(f"new_tokens: expected less than generation_context, got {config.new_tokens}")
     if not config.tables:
         raise ValueError("tables: expected at least one")
+    known = shapes(config, config.context)
+    if config.models is not None and not (config.models and set(config.models) <= known.keys()):
+        raise ValueError(f"models: expected some of {', '.join(known)}, got {config.models}")
 
 
 def run_options(name: str, config: BenchmarkConfig) -> dict:
@@ -234,6 +239,7 @@ def conditions(config: BenchmarkConfig) -> str:
 
 def step_table(config: BenchmarkConfig, compiled: bool = False) -> dict:
     sizes = shapes(config, config.context)
+    sizes = {name: sizes[name] for name in config.models or sizes}
     found = measure(step_calls, sizes, config, compiled)
     flops = {name: forward_flops(shape, config.context) for name, shape in sizes.items()}
     reference, rows = next(iter(sizes)), []

@@ -1,5 +1,6 @@
 """The experiments of reproduce.py: the list of runs from end to end, and the arithmetic of the report."""
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -23,7 +24,7 @@ CONFIG = yaml.safe_load((PROJECT / "configs" / "reproduce.yaml").read_text())
 def parsed(values: dict):
     parser = ArgumentParser()
     parser.add_class_arguments(reproduce.ReproduceConfig, as_group=False)
-    found = parser.instantiate_classes(parser.parse_object(values))
+    found = parser.instantiate_classes(parser.parse_object(copy.deepcopy(values)))  # it changes what it is given
     return reproduce.ReproduceConfig(**vars(found))
 
 
