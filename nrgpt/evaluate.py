@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nrgpt import NRGPTForCausalLM
 from nrgpt.cli import as_dict, run
-from nrgpt.data import Corpus, ListOpsOptions, default_cache, load_listops, load_text
+from nrgpt.data import Corpus, ListOpsOptions, default_cache, load_classic, load_listops, load_text
 from nrgpt.evaluation import (
     answer_listops,
     bits_per_character,
@@ -105,6 +105,9 @@ def load(config: EvaluateConfig, training: dict, tokenizer) -> Corpus:
         names = ("functions", "max_depth", "max_children", "function_share", "train_samples", "test_samples")
         options = {name: training[name] for name in names if name in training}
         return load_listops(ListOpsOptions(seed=training.get("data_seed", 42), **options))
+    if dataset == "listops-classic":
+        numbers = (training.get("train_samples", 50_000), training.get("test_samples", 2_000))
+        return load_classic(*numbers, training.get("context", 128), training.get("data_seed", 42))
     characters = training.get("train_characters") if dataset == training.get("dataset") else None
     name = training.get("tokenizer", config.model) if dataset.startswith("hf:") else tokenizer
     return load_text(dataset, name, 0, characters, config.cache_dir or default_cache())
@@ -136,7 +139,8 @@ def listops(config: EvaluateConfig, model: NRGPTForCausalLM, corpus: Corpus) -> 
         samples = samples[: config.prompts]
         label = "held-out prompts" if name == "mixed" else f"of {name} alone"
         for greedy in (True, False):
-            answers = answer_listops(model, samples, greedy, batch_size=config.batch_size)
+            options = dict(batch_size=config.batch_size, vocabulary=corpus.vocabulary)
+            answers = answer_listops(model, samples, greedy, **options)
             right = wilson_interval(sum(answer.correct for answer in answers), len(answers))
             rows.append([f"{label}: right, {'greedy' if greedy else 'sampled'}", right])
             if greedy and name == "mixed":

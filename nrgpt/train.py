@@ -18,7 +18,16 @@ from nrgpt import MODELS, NRGPTForCausalLM, preset
 from nrgpt.card import model_card
 from nrgpt.checkpointing import Checkpoints, StopSignal
 from nrgpt.cli import as_dict, run, save_config
-from nrgpt.data import Corpus, ListOpsOptions, check_length, default_cache, draw_windows, load_listops, load_text
+from nrgpt.data import (
+    Corpus,
+    ListOpsOptions,
+    check_length,
+    default_cache,
+    draw_windows,
+    load_classic,
+    load_listops,
+    load_text,
+)
 from nrgpt.evaluation import next_token_loss, stream_losses
 from nrgpt.listops import prompt_of
 from nrgpt.optimization import learning_rate, parameter_groups
@@ -67,7 +76,7 @@ class TrainConfig:
 
     dataset: str = "listops"
     """listops, shakespeare, a text file or a folder of them, or hf:ID for a data set of the Hub (paper:
-    hf:Skylion007/openwebtext)."""
+    hf:Skylion007/openwebtext); listops-classic: nested lists with an answer and no steps, of at most context tokens."""
     tokenizer: str = "characters"
     """Of text: characters, bpe (trained on it), or one of the Hub (paper: gpt2 for OpenWebText)."""
     vocab_size: int = 2048
@@ -263,6 +272,8 @@ def load(config: TrainConfig) -> Corpus:
     if config.dataset == "listops":
         names = ("functions", "max_depth", "max_children", "function_share", "train_samples", "test_samples")
         corpus = load_listops(ListOpsOptions(seed=config.data_seed, **{name: getattr(config, name) for name in names}))
+    elif config.dataset == "listops-classic":
+        corpus = load_classic(config.train_samples, config.test_samples, config.context, config.data_seed)
     else:
         cache = config.cache_dir or default_cache()
         corpus = load_text(config.dataset, config.tokenizer, config.vocab_size, config.train_characters, cache)
@@ -373,7 +384,7 @@ def finish(config: TrainConfig, accelerator: Accelerator, model: NRGPTForCausalL
                 ignore_patterns=["checkpoints/*", "logs/*", "*.jsonl", "training.yaml"],
             )
         if config.report and corpus.test:
-            report_listops(whole, corpus.test["mixed"][:500])
+            report_listops(whole, corpus, 500)
         if config.report and whole.config.block == "energy":
             report_energies(whole, corpus, config.output_dir / "energies.png")
     accelerator.end_training()

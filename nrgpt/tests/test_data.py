@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nrgpt.data import ListOpsOptions, check_length, draw_windows, load_listops, load_text
+from nrgpt.data import ListOpsOptions, check_length, draw_windows, load_classic, load_listops, load_text
 from nrgpt.listops import VOCABULARY, ListOps, Node, answer_of, apply, prompt_of, solve
+from nrgpt.listops_classic import CLASSIC_VOCABULARY, OPERATORS, split_classic
 from nrgpt.text import plain, shakespeare, split_texts
 from nrgpt.tokenization import byte_pair_tokenizer, character_tokenizer, encode, listops_tokenizer
 
@@ -204,3 +205,35 @@ def test_wrong_texts(kind, tmp_path):
     if kind == "vocabulary":
         with pytest.raises(ValueError, match="vocab_size: expected at least 258"):
             load_text(str(file), "bpe", 100, None, tmp_path)
+
+
+def value_of(tokens: list[str]) -> int:
+    """Of a classic expression, by a stack."""
+    stack: list = []
+    for token in tokens:
+        if token == "]":
+            values = []
+            while isinstance(stack[-1], int):
+                values.append(stack.pop())
+            stack.append(OPERATORS[stack.pop().removeprefix("[")](values))
+        else:
+            stack.append(int(token) if token.isdigit() else token)
+    (value,) = stack
+    return value
+
+
+def test_classic_listops():
+    train, test = split_classic(400, 50, 60, seed=1)
+    assert not {tuple(sample) for sample in train} & {tuple(sample) for sample in test}
+    assert len({tuple(sample) for sample in train + test}) == 450
+    for sample in train + test:
+        assert sample[-3] == "=" and sample[-1] == "<eos>" and len(sample) <= 60
+        assert value_of(sample[:-3]) == int(sample[-2])
+    assert {token for sample in train for token in sample} == set(CLASSIC_VOCABULARY)
+    assert OPERATORS["MED"]([1, 4]) == 2 and OPERATORS["MED"]([7, 1, 3]) == 3 and OPERATORS["SM"]([9, 8]) == 7
+    corpus = load_classic(400, 50, 60, 1)
+    text = corpus.tokenizer.decode([*corpus.train, *corpus.validation])
+    assert text.split("<eos>")[0].split() == train[0][:-1] and corpus.vocabulary == CLASSIC_VOCABULARY
+    assert encode(corpus.tokenizer, "[MAX 2 9[MIN 4 7]] =") == encode(corpus.tokenizer, "[MAX 2 9 [MIN 4 7 ] ] =")
+    with pytest.raises(ValueError, match="expected fewer"):
+        split_classic(5000, 1, 8)

@@ -36,6 +36,11 @@ def test_a_run_leaves_a_model_its_tokenizer_options_a_card_a_log_and_a_picture(t
     assert printed.count("(right)") + printed.count("(wrong, ") == 4
 
 
+def test_classic_listops_is_trained_and_reported(tmp_path, capsys):
+    call(options(tmp_path / "out", dataset="listops-classic", context=24, report=True))
+    assert "of 20 held-out prompts answered right" in capsys.readouterr().out
+
+
 def test_the_snippet_of_the_card_runs(tmp_path, monkeypatch):
     call(options(tmp_path / "out"))
     card = (tmp_path / "out" / "README.md").read_text()

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from .errors import first_line
 from .listops import VOCABULARY, ListOps
+from .listops_classic import CLASSIC_VOCABULARY, split_classic
 from .text import read_texts, shakespeare, split_texts
 from .tokenization import byte_pair_tokenizer, character_tokenizer, encode, listops_tokenizer
 
@@ -33,6 +34,12 @@ class Corpus:
     tokenizer: PreTrainedTokenizerFast
     characters: int | None = None
     test: dict[str, list[list[str]]] = field(default_factory=dict)
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """Words by id."""
+        words = self.tokenizer.get_vocab()
+        return sorted(words, key=words.get)
 
 
 @dataclass
@@ -64,6 +71,17 @@ def load_listops(options: ListOpsOptions) -> Corpus:
     ids = np.array([VOCABULARY.index(token) for sample in train for token in sample], dtype=np.uint16)
     cut = len(ids) * 9 // 10
     return Corpus(ids[:cut], ids[cut:], listops_tokenizer(), test=sets)
+
+
+def load_classic(train_samples: int, test_samples: int, context: int, seed: int) -> Corpus:
+    """The classic ListOps as one stream, of which the last tenth is for validation, and a test set of other samples."""
+    for name, value in dict(train_samples=train_samples, test_samples=test_samples).items():
+        if value < 1:
+            raise ValueError(f"{name}: expected at least 1, got {value}")
+    train, test = split_classic(train_samples, test_samples, context, seed)
+    ids = np.array([CLASSIC_VOCABULARY.index(token) for sample in train for token in sample], dtype=np.uint16)
+    cut = len(ids) * 9 // 10
+    return Corpus(ids[:cut], ids[cut:], listops_tokenizer(CLASSIC_VOCABULARY), test={"mixed": test})
 
 
 def load_text(

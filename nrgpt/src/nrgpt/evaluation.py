@@ -66,16 +66,18 @@ def answer_listops(
     greedy: bool = True,
     new_tokens: int = 60,
     batch_size: int = 100,
+    vocabulary: list[str] = VOCABULARY,
     **options,
 ) -> list[Answer]:
     """Let the model write on after the first `=` of each sample, until `<eos>`.
 
     Args:
         greedy: or sampled at temperature 1, as the official decoder does.
+        vocabulary: words by id, of which the first is `<eos>`.
         new_tokens: at most, also bounded by the context (official code: the longest test sample, 57 to 60).
         options: of the forward pass, such as num_steps.
     """
-    number, answers = {token: i for i, token in enumerate(VOCABULARY)}, []
+    number, answers = {token: i for i, token in enumerate(vocabulary)}, []
     longest_of_all = max(len(prompt_of(sample)) for sample in samples)
     room = min(new_tokens, model.config.max_position_embeddings - longest_of_all)
     if room < 1:
@@ -98,7 +100,7 @@ def answer_listops(
             **options,
         )
         for i, prompt, row in zip(chunk, prompts, written[:, longest:].tolist(), strict=True):
-            tokens = [VOCABULARY[n] for n in row]
+            tokens = [vocabulary[n] for n in row]
             end = tokens.index("<eos>") + 1 if "<eos>" in tokens else len(tokens)
             answers.append((i, Answer(prompt, tokens[:end], answer_of(prompt + tokens), answer_of(samples[i]))))
     return [answer for _, answer in sorted(answers, key=lambda pair: pair[0])]

@@ -11,9 +11,10 @@ from .listops import prompt_of
 from .modeling_nrgpt import NRGPTForCausalLM
 
 
-def report_listops(model: NRGPTForCausalLM, samples: list[list[str]], examples: int = 4) -> None:
+def report_listops(model: NRGPTForCausalLM, corpus: Corpus, number: int, examples: int = 4) -> None:
     """Print the accuracy on held-out samples, beside the majority answer, and the first few of them."""
-    answers = answer_listops(model, samples)
+    samples = corpus.test["mixed"][:number]
+    answers = answer_listops(model, samples, vocabulary=corpus.vocabulary)
     right = sum(answer.correct for answer in answers)
     most, share = majority_answer(samples)
     print(f"{right / len(answers):.3f} of {len(answers)} held-out prompts answered right; always {most}: {share:.3f}")

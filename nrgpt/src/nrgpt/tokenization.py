@@ -8,11 +8,11 @@ from transformers import PreTrainedTokenizerFast
 from .listops import VOCABULARY
 
 
-def listops_tokenizer() -> PreTrainedTokenizerFast:
-    """One id for each of the 20 words, in the official order; reads `max_10(9,1)` and `max_10 ( 9 1 )` alike."""
-    core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<unknown>"))
+def listops_tokenizer(vocabulary: list[str] = VOCABULARY) -> PreTrainedTokenizerFast:
+    """One id for each word, in the official order; reads `max_10(9,1)` and `max_10 ( 9 1 )` alike."""
+    core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="<unknown>"))
     core.normalizer = normalizers.Replace(",", " ")
-    words = pre_tokenizers.Split(Regex(r"<eos>|\w+|[()=]"), "isolated")
+    words = pre_tokenizers.Split(Regex(r"<eos>|\[?\w+|[()=\]]"), "isolated")
     core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), words])
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", clean_up_tokenization_spaces=False)
 
