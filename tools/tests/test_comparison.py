@@ -46,7 +46,8 @@ def test_each_arm_has_its_distance_and_real_images_the_floor():
 
 
 def test_samples_of_one_spot_are_precise_and_recall_little_and_a_far_floor_is_far():
-    spot = FeatureSets({"spot": 0.01 * normal(60, 2)}, normal(60, 2, seed=1), normal(60, 2, seed=2) + 10, normal(100, 2))
+    held_out, far = normal(60, 2, seed=1), normal(60, 2, seed=2) + 10
+    spot = FeatureSets({"spot": 0.01 * normal(60, 2)}, held_out, far, normal(100, 2))
     result = compare(spot, Net())
     rows = {name: values for name, *values in result.rows}
     assert rows["precision (net)"] == [1, 0] and rows["recall (net)"][0] < 0.3
