@@ -169,8 +169,14 @@ def test_generation_from_the_command_line(trained, tmp_path, monkeypatch, capsys
     texts = json.loads(output.read_text())
     assert texts[0]["text"].startswith("max_10 ( 3 9 1 ) =") and texts[0]["text"] in capsys.readouterr().out
     assert picture.stat().st_size > 10_000
-    from_command_line("generate", values | dict(output=output, num_steps=4), monkeypatch)
-    assert json.loads(output.read_text()) != texts
+    asked, generate = {}, NRGPTForCausalLM.generate
+    monkeypatch.setattr(
+        NRGPTForCausalLM, "generate", lambda *args, **more: asked.update(more) or generate(*args, **more)
+    )
+    drawn = dict(greedy="false", temperature=0.7, top_k=3, num_steps=4, stop_tol=0.1)
+    from_command_line("generate", values | drawn, monkeypatch)
+    expected = dict(do_sample=True, temperature=0.7, top_k=3, top_p=1.0, num_steps=4, stop_tol=0.1, sliding=False)
+    assert {name: asked[name] for name in expected} == expected
 
 
 def test_a_long_text_needs_sliding(trained, tmp_path, monkeypatch):
