@@ -185,6 +185,8 @@ def main(config: TrainConfig) -> None:
     bare = accelerator.unwrap_model(model)
     state = {"model": bare, "optimizer": optimizer.optimizer}
     start = resume(config, accelerator, checkpoints, found, state, groups) if found else 0
+    if config.resume and not found:
+        accelerator.print(f"no checkpoint in {checkpoints.folder}: a new run")
 
     log = Log(config, accelerator, start)
     slices = places_of(config, accelerator)

@@ -407,8 +407,10 @@ def sheet(data: LabelledImages, samples: Tensor, requests: list[int], known: Ten
 
 
 def prompt_sheet(data: LabelledImages, samples: Tensor, real: Tensor, known: Tensor, count: int = 36) -> Image.Image:
-    """Held-out captions: for each a sample, the training image nearest to it in pixels, and what the caption is of."""
-    chosen = np.linspace(0, len(data) - 1, min(count, len(data))).round().astype(int)
+    """Held-out captions, one of each group of variants: a sample, the training image nearest to it in pixels, and what
+    the caption is of."""
+    one = np.unique(data.groups, return_index=True)[1]
+    chosen = np.sort(one[np.linspace(0, len(one) - 1, min(count, len(one))).round().astype(int)])
     nearest = nearest_neighbours(samples[chosen].float(), known.float(), metric="l2")[0][:, 0]
     triples = torch.stack([samples[chosen], known[nearest], real[chosen]], dim=1)
     parts = []

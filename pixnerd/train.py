@@ -171,7 +171,7 @@ class TrainConfig:
     keep_checkpoints: int = 2
     """Checkpoints to keep."""
     preview_every: int = 500
-    """Steps between preview pictures; 0 for none (none either where the network is sharded)."""
+    """Steps between preview pictures, one more at the end; 0 for none (none either where the network is sharded)."""
     log_every: int = 10
     """Steps between lines of log.jsonl and of the tracker."""
     tracker: Literal["tensorboard", "wandb", "trackio", "none"] = "tensorboard"
@@ -211,6 +211,8 @@ def main(config: TrainConfig) -> None:
     ema = EMA(bare.transformer, config.ema_decay, warmup=config.ema_warmup, every=config.ema_every)
     state = {"model": bare, "optimizer": optimizer.optimizer, "ema": ema}
     start = resume(config, accelerator, checkpoints, found, state, groups) if found else 0
+    if config.resume and not found:
+        accelerator.print(f"no checkpoint in {checkpoints.folder}: a new run")
 
     log = Log(config, accelerator, start)
     processes, rank = accelerator.num_processes, accelerator.process_index
@@ -250,7 +252,8 @@ def main(config: TrainConfig) -> None:
             if stopping:
                 accelerator.end_training()
                 raise SystemExit(f"stopped at step {done} and saved; go on with --resume latest")
-            if config.preview_every and done % config.preview_every == 0 and log.shown and not is_sharded(accelerator):
+            due = config.preview_every and (done % config.preview_every == 0 or done == config.steps)
+            if due and log.shown and not is_sharded(accelerator):
                 preview(config, bare.transformer, ema, data, condition, done)
     finish(config, accelerator, bare.transformer, ema, data)
 

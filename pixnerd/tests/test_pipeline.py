@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import pixnerd.transformer as transformer_module
-from pixnerd import PixNerdPipeline, PixNerdScheduler
+from pixnerd import PixNerdPipeline, PixNerdScheduler, pictures
 from pixnerd.card import model_card
 from pixnerd.pictures import grid
 from pixnerd.pipeline import to_bytes
@@ -362,3 +362,15 @@ def test_a_sheet_shows_each_image_at_its_place():
     assert sheet.shape == (19, 19, 3)
     assert (sheet[1:9, 1:9] == 0).all() and (sheet[1:9, 10:18] == [200, 0, 0]).all()
     assert (sheet[10:18, 10:18] == 255).all()  # no fourth image
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_names_beside_pictures_have_their_umlauts_or_lose_them(there, monkeypatch):
+    if there and pictures.font() is None:
+        pytest.skip("matplotlib is not installed")
+    if not there:
+        monkeypatch.setattr(pictures, "font", lambda: None)
+    images = torch.zeros(1, 3, 20, 20, dtype=torch.uint8)
+    with_umlaut, without, box = (np.asarray(grid(images, 1, row_names=[n])) for n in ("Käse", "Kase", "K\ue000se"))
+    assert np.array_equal(with_umlaut, without) == (not there)
+    assert not np.array_equal(with_umlaut, box)  # what no font has

@@ -280,7 +280,10 @@ def write_official(pipeline: PixelPipeline, file: str | Path) -> None:
         ValueError: the official code has no such network, or would take its answer for a velocity.
     """
     if pipeline.scheduler.config.prediction_type != "velocity":
-        raise ValueError("pipeline: expected a network that predicts the velocity, this one predicts the clean image")
+        raise ValueError(
+            "pipeline: expected a network that predicts the velocity, this one predicts the clean image, as the demos "
+            "do; train with --prediction_type velocity"
+        )
     transformer = pipeline.transformer
     official = to_official(transformer.state_dict())
     if transformer.config.get("head_type", "neural_field") != "neural_field":

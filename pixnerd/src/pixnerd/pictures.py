@@ -1,9 +1,32 @@
 """Sheets of images."""
 
+import functools
+import importlib.util
 import unicodedata
+from pathlib import Path
 
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+
+
+@functools.cache
+def font() -> ImageFont.FreeTypeFont | None:
+    """Matplotlib's, where it is installed; Pillow's own has no letters beyond ASCII."""
+    found = importlib.util.find_spec("matplotlib")
+    file = (
+        Path(found.origin).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf" if found and found.origin else None
+    )
+    return ImageFont.truetype(str(file), 12) if file and file.is_file() else None
+
+
+def write(draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str) -> None:
+    """Small black text, its middle on the left at `place`; what the font lacks loses its accents or goes."""
+    text = unicodedata.normalize("NFC", text)
+    if font() is None:
+        text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+        draw.text(place, text, fill="black", anchor="lm", font_size=12)
+    else:
+        draw.text(place, text, fill="black", anchor="lm", font=font())
 
 
 def grid(
@@ -20,12 +43,11 @@ def grid(
     """
     height, width = (side * scale for side in images.shape[-2:])
     rows = -(-len(images) // columns)
-    margin = 8 + max(7 * len(name) for name in row_names) if row_names else 0
+    margin = 14 + max(7 * len(name) for name in row_names) if row_names else 0
     sheet = Image.new("RGB", (margin + columns * (width + gap) + gap, rows * (height + gap) + gap), "white")
     draw = ImageDraw.Draw(sheet)
     for row, name in enumerate(row_names or []):
-        name = unicodedata.normalize("NFC", name)
-        draw.text((6, gap + row * (height + gap) + height // 2), name, fill="black", anchor="lm", font_size=12)
+        write(draw, (6, gap + row * (height + gap) + height // 2), name)
     for number, array in enumerate(images.permute(0, 2, 3, 1).cpu().numpy()):
         row, column = divmod(number, columns)
         tile = Image.fromarray(array).resize((width, height), Image.Resampling.NEAREST)
@@ -40,5 +62,5 @@ def beside(left: Image.Image, right: Image.Image, titles: list[str], space: int 
     draw = ImageDraw.Draw(both)
     for sheet, x, title in zip((left, right), (0, left.width + space), titles, strict=True):
         both.paste(sheet, (x, head))
-        draw.text((x + 6, head // 2), title, fill="black", anchor="lm", font_size=12)
+        write(draw, (x + 6, head // 2), title)
     return both
