@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
+from pixnerd import prompt_benchmarks
 from pixnerd.prompt_benchmarks import read_dpg, read_geneval, write_dpg, write_geneval
 
 SETTINGS = {"model": "outputs/one", "interval": (0, 1)}
@@ -81,6 +82,23 @@ def test_geneval_goes_on_with_what_is_missing_or_of_another_prompt(metadata, tmp
     assert write_geneval(metadata, out, generate := Generator(), SETTINGS, progress=False) == 1
     assert generate.asked[0][0][0] == "a photo of 2 clocks"
     assert write_geneval(metadata, out, Generator(), SETTINGS, progress=False) == 0
+
+
+def test_geneval_takes_no_images_of_a_prompt_that_was_there_in_between(metadata, tmp_path, monkeypatch):
+    out, lines, save = tmp_path / "out", metadata.read_text(encoding="utf-8"), prompt_benchmarks._save
+    write_geneval(metadata, out, Generator(), SETTINGS, progress=False)
+    metadata.write_text(lines.replace("two clocks", "2 clocks"), encoding="utf-8")
+
+    def breaks(picture, path):
+        save(picture, path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prompt_benchmarks, "_save", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        write_geneval(metadata, out, Generator(), SETTINGS, progress=False)
+    monkeypatch.setattr(prompt_benchmarks, "_save", save)
+    metadata.write_text(lines, encoding="utf-8")
+    assert write_geneval(metadata, out, Generator(), SETTINGS, progress=False) == 1
 
 
 def test_dpg_has_one_picture_a_prompt_whose_quarters_are_the_images(prompts, tmp_path):
