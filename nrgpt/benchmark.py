@@ -15,7 +15,6 @@ from torch import nn
 from tqdm import tqdm
 
 from nrgpt import NRGPTConfig, NRGPTForCausalLM, preset
-from nrgpt.blocks import EnergyBlock
 from nrgpt.cli import as_dict, run
 from nrgpt.evaluation import next_token_loss
 from nrgpt.loading import choose_device
@@ -281,14 +280,10 @@ def gradient_calls(names: Iterable[str], config: BenchmarkConfig, energy: str) -
     for name in names:
         twin = copy.deepcopy(model)
         if name == "torch.func.grad":
-            twin.model.blocks = nn.ModuleList(plain(block) for block in twin.model.blocks)
+            twin.model.blocks = nn.ModuleList(PlainEnergyBlock(block) for block in twin.model.blocks)
         optimizer = torch.optim.AdamW([p for p in twin.parameters() if p.requires_grad])
         found[name] = partial(training_step, twin, optimizer, ids, config)
     return found
-
-
-def plain(block: EnergyBlock) -> PlainEnergyBlock:
-    return PlainEnergyBlock(block)
 
 
 def generation_table(config: BenchmarkConfig) -> dict:

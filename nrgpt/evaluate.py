@@ -5,16 +5,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 import yaml
 from scipy.stats import spearmanr
-from torch import Tensor
 
 from nrgpt import NRGPTForCausalLM
 from nrgpt.cli import as_dict, run
-from nrgpt.data import Corpus, ListOpsOptions, default_cache, load_classic, load_listops, load_text
+from nrgpt.data import Corpus, ListOpsOptions, default_cache, load_classic, load_listops, load_text, spaced_windows
 from nrgpt.evaluation import (
     answer_listops,
     bits_per_character,
@@ -24,8 +22,7 @@ from nrgpt.evaluation import (
     stream_losses,
 )
 from nrgpt.loading import choose_device, load_model
-from nrgpt.pictures import plot_energies
-from nrgpt.reports import first_text, shown
+from nrgpt.reports import plot_first_text, shown
 
 try:
     from iclr26_tools.results import environment, save, table
@@ -163,22 +160,16 @@ def depths(config: EvaluateConfig, model: NRGPTForCausalLM, corpus: Corpus) -> l
         found, _ = stream_losses(model, corpus.validation, length, config.windows, config.batch_size, **options)
         name = f"validation loss, resting below {config.stop_tol:g}, at most {4 * trained} steps"
         rows.append([name, bootstrap_interval(found)])
-        ids = windows(corpus, length, 32).to(model.device)
+        ids = spaced_windows(corpus.validation, length, 32)[:, :-1].to(model.device)
         with torch.no_grad():
             taken = model(ids, use_cache=False, **options).steps
         rows.append(["steps that a token takes so, mean", float(taken.double().mean())])
     return rows
 
 
-def windows(corpus: Corpus, length: int, number: int) -> Tensor:
-    """Evenly spaced ones of the validation text, (number, length)."""
-    starts = np.linspace(0, len(corpus.validation) - length - 1, number).astype(int)
-    return torch.from_numpy(np.stack([corpus.validation[s : s + length].astype(np.int64) for s in starts]))
-
-
 def energies(config: EvaluateConfig, model: NRGPTForCausalLM, corpus: Corpus, file: Path) -> list:
     """Do energies fall, do tokens settle, does a step point downhill, does the energy tell how sure the model is?"""
-    ids = windows(corpus, model.config.max_position_embeddings, 32).to(model.device)
+    ids = spaced_windows(corpus.validation, model.config.max_position_embeddings, 32)[:, :-1].to(model.device)
     found = energy_statistics(model, ids)
     norms = found["state_norm"]
     rows = [
@@ -200,11 +191,7 @@ def energies(config: EvaluateConfig, model: NRGPTForCausalLM, corpus: Corpus, fi
     rows.append(["inference rate: norm of its symmetric part", parts["symmetric"]])
     rows.append(["inference rate: norm of its antisymmetric part", parts["antisymmetric"]])
     rows.append(["inference rate: least eigenvalue of the symmetric part", parts["least_eigenvalue"]])
-    text, words = first_text(model, corpus)
-    more = (3 if model.config.share_blocks else 1) * model.config.num_hidden_layers
-    traced = energy_statistics(model, text, num_steps=more)
-    energy, update = (traced[name][0].cpu().numpy() for name in ("energy", "update_norm"))
-    plot_energies(energy, update, words, file, model.config.num_hidden_layers)
+    plot_first_text(model, corpus, file)
     return rows
 
 

@@ -4,14 +4,13 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from transformers import AutoTokenizer
 
 from nrgpt import NRGPTForCausalLM
 from nrgpt.cli import run
-from nrgpt.evaluation import energy_statistics
 from nrgpt.loading import choose_device, load_model
+from nrgpt.reports import plot_trace, words_of
 from nrgpt.tokenization import encode
 
 
@@ -95,15 +94,10 @@ def main(config: GenerateConfig) -> None:
 
 
 def plot(config: GenerateConfig, model: NRGPTForCausalLM, tokenizer: AutoTokenizer, ids: torch.Tensor) -> None:
-    from nrgpt.pictures import plot_energies
-
     if model.config.block != "energy":
         raise ValueError(f"energies: expected an energy model, {config.model} has {model.config.block} blocks")
-    found = energy_statistics(model, ids, num_steps=config.num_steps)
-    words = [repr(tokenizer.decode([i]))[1:-1] for i in ids[0].tolist()]
     config.energies.parent.mkdir(parents=True, exist_ok=True)
-    energy, update = (np.asarray(found[name][0].float().cpu()) for name in ("energy", "update_norm"))
-    plot_energies(energy, update, words, config.energies, model.config.num_hidden_layers)
+    plot_trace(model, ids, words_of(tokenizer, ids[0].tolist()), config.energies, config.num_steps)
     print(f"wrote {config.energies}")
 
 

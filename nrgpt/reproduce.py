@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from nrgpt import MODELS, NRGPTForCausalLM, preset
 from nrgpt.cli import run
 from nrgpt.configuration_nrgpt import NRGPTConfig
-from nrgpt.data import Corpus, ListOpsOptions, default_cache, draw_windows, load_listops, load_text
+from nrgpt.data import Corpus, ListOpsOptions, default_cache, draw_windows, load_listops, load_text, spaced_windows
 from nrgpt.evaluation import (
     answer_listops,
     bits_per_character,
@@ -262,7 +262,13 @@ def timing_run(config: ReproduceConfig, name: str) -> dict:
 
 
 def run_list(config: ReproduceConfig, runs: Iterable[dict]) -> RunList:
-    return RunList(config.output / "runs", list(runs), results.code_hash(CODE, PROJECT), config.keep_stale)
+    return RunList(config.output / "runs", list(runs), code_hash(PROJECT), config.keep_stale)
+
+
+@cache
+def code_hash(project: Path) -> str:
+    """Read once: lists are made by the dozen."""
+    return results.code_hash(CODE, project)
 
 
 def timing(config: ReproduceConfig, name: str) -> dict[str, float] | None:
@@ -401,8 +407,7 @@ def measure(config: ReproduceConfig, model: NRGPTForCausalLM, corpus: Corpus, ex
 def energies(model: NRGPTForCausalLM, corpus: Corpus) -> dict[str, float]:
     """How often a token's energy falls in a step, and the cosine of steps and steepest descent."""
     length = model.config.max_position_embeddings
-    starts = np.linspace(0, len(corpus.validation) - length - 1, 32).astype(int)
-    ids = torch.from_numpy(np.stack([corpus.validation[s : s + length].astype(np.int64) for s in starts]))
+    ids = spaced_windows(corpus.validation, length, 32)[:, :-1]
     found = energy_statistics(model, ids.to(model.device))
     return {"falling": float(found["falling"].mean()), "cosine": float(found["cosine"].mean())}
 

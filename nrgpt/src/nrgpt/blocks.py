@@ -59,25 +59,29 @@ class EnergyBlock(GradientCheckpointingLayer):
 
     def forward(self, x: Tensor, visible: Visible, step: int) -> Tensor:
         u = self.norm(x)
-        return x - self.rate(*self._terms(u, visible, step), self.gain, step)
-
-    def gradient(self, u: Tensor, visible: Visible) -> Tensor:
-        """dE_A/du_A of each token, (batch, length, dim); the exact one, own key and all, is `exact_self`."""
-        attention, feed_forward = self._terms(u, visible, 0)
-        return attention + feed_forward
-
-    def _terms(self, u: Tensor, visible: Visible, step: int) -> tuple[Tensor, Tensor]:
         query, key = self.attention.project(u)
         key, _ = visible.with_past(key, key[..., :0], step)  # keys are values: the cache holds them once
-        attention = self.attention.gradient(query, key, visible.mask)
+        return x - self.rate(*self._terms(u, query, key, visible.mask), self.gain, step)
+
+    def gradient(self, u: Tensor) -> Tensor:
+        """dE_A/du_A of each token, (batch, length, dim); the exact one, own key and all, is `exact_self`."""
+        attention, feed_forward = self._terms(u, *self.attention.project(u), None)
+        return attention + feed_forward
+
+    def _terms(self, u: Tensor, query: Tensor, key: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        attention = self.attention.gradient(query, key, mask)
         return attention, self.feed_forward_scale * self.feed_forward.gradient(u)
 
-    def energies(self, x: Tensor, visible: Visible) -> tuple[Tensor, Tensor, Tensor]:
+    def energies(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """E_attention and s_ff E_feed_forward of each token, and the length of their gradient, each (batch, length)."""
         u = self.norm(x)
-        feed_forward = self.feed_forward_scale * self.feed_forward.energy(u)
-        attention = self.attention.energy(*self.attention.project(u), visible.mask)
-        return attention, feed_forward, self.gradient(u, visible).norm(dim=-1)
+        query, key = self.attention.project(u)
+        attention, feed_forward = self._terms(u, query, key, mask)
+        return (
+            self.attention.energy(query, key, mask),
+            self.feed_forward_scale * self.feed_forward.energy(u),
+            (attention + feed_forward).norm(dim=-1),
+        )
 
     def remember(self, x: Tensor, visible: Visible, step: int) -> None:
         """Cache the keys that a token at rest has in `step`, for tokens to come that take more steps."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from .errors import first_line
+from .files import replacing
 from .listops import VOCABULARY, ListOps
 from .listops_classic import CLASSIC_VOCABULARY, split_classic
 from .text import read_texts, shakespeare, split_texts
@@ -171,12 +173,19 @@ def _load_hub(name: str, tokenizer: str, cache: Path) -> Corpus:
 
 
 def _write_ids(documents, file: Path, kind: type) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(f".{os.getpid()}")
-    with partial.open("wb") as out:
+    with replacing(file) as partial, partial.open("wb") as out:
         for batch in documents.iter(1000):
             out.write(np.concatenate([np.asarray(ids, dtype=kind) for ids in batch["ids"]]).tobytes())
-    partial.replace(file)
+
+
+def windows_at(stream: np.ndarray, starts: Iterable[int], length: int) -> Tensor:
+    """Windows of `length` tokens, (number, length)."""
+    return torch.from_numpy(np.stack([stream[start : start + length].astype(np.int64) for start in starts]))
+
+
+def spaced_windows(stream: np.ndarray, length: int, number: int) -> Tensor:
+    """Evenly spaced windows with the token after each, (number, length + 1)."""
+    return windows_at(stream, np.linspace(0, len(stream) - length - 1, number).astype(int), length + 1)
 
 
 def draw_windows(stream: np.ndarray, length: int, seed: int, step: int, places: range) -> tuple[Tensor, Tensor]:
@@ -188,7 +197,7 @@ def draw_windows(stream: np.ndarray, length: int, seed: int, step: int, places: 
         int(np.random.SeedSequence((seed, step, place)).generate_state(1, np.uint64)[0] % (len(stream) - length))
         for place in places
     ]
-    both = torch.from_numpy(np.stack([stream[s : s + length + 1].astype(np.int64) for s in starts]))
+    both = windows_at(stream, starts, length + 1)
     return both[:, :-1], both[:, 1:]
 
 

@@ -79,16 +79,14 @@ class AttentionEnergy(nn.Module):
             own, seen = None, attend(query, key, self.strict, self.beta, mask, dropout)
         alpha = self.alpha()
         if alpha is not None:
-            seen = seen * alpha.view(-1, 1, 1)
+            seen, own = (None if part is None else part * alpha.view(-1, 1, 1) for part in (seen, own))
         if self.rank is None:
             gradient = -seen.sum(1)
             if own is not None:
-                own = own if alpha is None else own * alpha.view(-1, 1, 1)
                 gradient = gradient - torch.einsum("bhno,bhnd,hde->bne", own, query, self.H)  # H^T u_A
         else:
             gradient = -F.linear(merge_heads(seen), self.query.flatten(0, 1).T)  # W_Q^T
             if own is not None:
-                own = own if alpha is None else own * alpha.view(-1, 1, 1)
                 gradient = gradient - F.linear(merge_heads(own * query), self.key.flatten(0, 1).T)
         return F.dropout(gradient, dropout)
 
@@ -194,16 +192,15 @@ def attend(
 ) -> Tensor:
     """sum_B p_AB k_B with the keys as values, (batch, heads, length, rank); 0 for a token that sees none."""
     length, past = query.shape[2], key.shape[2] - query.shape[2]
-    if mask is None and strict and (past == 0 or length == 1):  # B < A is B <= A with the keys one place on
-        key = key[:, :, :-1]
-        if past == 0:
-            seen = attend(query[:, :, 1:], key, False, scale, None, dropout) if length > 1 else query[:, :, 1:]
-            return F.pad(seen, (0, 0, 1, 0))
-        return F.scaled_dot_product_attention(query, key, key, dropout_p=dropout, scale=scale)
-    if mask is None and past == 0:
-        return F.scaled_dot_product_attention(query, key, key, dropout_p=dropout, is_causal=length > 1, scale=scale)
-    if mask is None and length == 1:
-        return F.scaled_dot_product_attention(query, key, key, dropout_p=dropout, scale=scale)
+    if mask is None and (past == 0 or length == 1):
+        if not strict:
+            causal = past == 0 and length > 1
+            return F.scaled_dot_product_attention(query, key, key, dropout_p=dropout, is_causal=causal, scale=scale)
+        key = key[:, :, :-1]  # B < A is B <= A with the keys one place on
+        if past:
+            return attend(query, key, False, scale, None, dropout)
+        seen = attend(query[:, :, 1:], key, False, scale, None, dropout) if length > 1 else query[:, :, 1:]
+        return F.pad(seen, (0, 0, 1, 0))
     if mask is None:
         mask = causal_mask(length, key.shape[2], strict, query.device)
     empty = ~mask.any(3, keepdim=True)

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .blocks import EnergyBlock, Visible
+from .blocks import EnergyBlock
+from .data import spaced_windows
 from .listops import VOCABULARY, answer_of, prompt_of
 from .modeling_nrgpt import NRGPTForCausalLM
 
@@ -28,10 +29,8 @@ def stream_losses(
     The official code draws 200 batches at random; fixed windows give every model the same ones.
     """
     windows = min(windows, (len(stream) - 1) // length)
-    starts = np.linspace(0, len(stream) - length - 1, windows).astype(int)
     per_window, per_position = [], torch.zeros(length, dtype=torch.float64)
-    for chunk in np.split(starts, range(batch_size, len(starts), batch_size)):
-        both = torch.from_numpy(np.stack([stream[s : s + length + 1].astype(np.int64) for s in chunk]))
+    for both in spaced_windows(stream, length, windows).split(batch_size):
         both = both.to(model.device)
         logits = model(both[:, :-1], use_cache=False, **options).logits
         losses = F.cross_entropy(logits.transpose(1, 2).float(), both[:, 1:], reduction="none").double().cpu()
@@ -146,7 +145,7 @@ def _gradient_by_state(block: EnergyBlock, x: Tensor) -> Tensor:
     with torch.enable_grad():
         state = x.detach().requires_grad_()
         u = block.norm(state)
-        gradient = block.gradient(u.detach(), Visible())
+        gradient = block.gradient(u.detach())
         return torch.autograd.grad(u, state, gradient)[0]
 
 

@@ -154,7 +154,7 @@ class NRGPTModel(NRGPTPreTrainedModel):
         if output_energies:
             if past:
                 raise ValueError("output_energies: expected an empty cache; pass all tokens at once")
-            energies = self._energies(states, Visible(visible.mask))
+            energies = self._energies(states, visible.mask)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         return NRGPTOutput(
@@ -185,10 +185,10 @@ class NRGPTModel(NRGPTPreTrainedModel):
             states.append(x)
         return states, taken
 
-    def _energies(self, states: list[Tensor], visible: Visible) -> dict[str, Tensor]:
+    def _energies(self, states: list[Tensor], mask: Tensor | None) -> dict[str, Tensor]:
         """Energies and gradients at each state, and the lengths of the updates between them."""
         last = len(states) - 1
-        found = [self._block(min(t, last - 1)).energies(x, visible) for t, x in enumerate(states)]
+        found = [self._block(min(t, last - 1)).energies(x, mask) for t, x in enumerate(states)]
         attention, feed_forward, gradient = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
         moves = [(new - old).norm(dim=-1) for old, new in zip(states, states[1:], strict=False)]
         return dict(

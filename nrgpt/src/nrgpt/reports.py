@@ -29,14 +29,30 @@ def shown(answer: Answer) -> str:
 
 
 def report_energies(model: NRGPTForCausalLM, corpus: Corpus, file: Path) -> None:
-    """Plot the energies of the tokens of the first held-out text, over three times as many steps as were trained."""
-    from .pictures import plot_energies
-
-    ids, words = first_text(model, corpus)
-    trained = model.config.num_hidden_layers
-    found = energy_statistics(model, ids, num_steps=(3 if model.config.share_blocks else 1) * trained)
-    plot_energies(found["energy"][0].numpy(), found["update_norm"][0].numpy(), words, file, trained)
+    """`plot_first_text`, and say so."""
+    words = plot_first_text(model, corpus, file)
     print(f"wrote {file}: energies of the tokens of {' '.join(words) if corpus.test else 'the first held-out text'}")
+
+
+def plot_first_text(model: NRGPTForCausalLM, corpus: Corpus, file: Path) -> list[str]:
+    """Plot the energies of the tokens of the first held-out text, over three times as many steps as were trained."""
+    ids, words = first_text(model, corpus)
+    plot_trace(model, ids, words, file, (3 if model.config.share_blocks else 1) * model.config.num_hidden_layers)
+    return words
+
+
+def plot_trace(model: NRGPTForCausalLM, ids: Tensor, words: list[str], file: Path, num_steps: int | None) -> None:
+    """Plot the energies of one text's tokens, (1, length), over so many steps."""
+    from .pictures import plot_energies  # matplotlib takes its time
+
+    found = energy_statistics(model, ids, num_steps=num_steps)
+    energy, update = (found[name][0].float().cpu().numpy() for name in ("energy", "update_norm"))
+    plot_energies(energy, update, words, file, model.config.num_hidden_layers)
+
+
+def words_of(tokenizer, ids: list[int]) -> list[str]:
+    """Each token as it reads, line breaks as signs."""
+    return [repr(tokenizer.decode([i]))[1:-1] for i in ids]
 
 
 def first_text(model: NRGPTForCausalLM, corpus: Corpus) -> tuple[Tensor, list[str]]:
@@ -46,5 +62,5 @@ def first_text(model: NRGPTForCausalLM, corpus: Corpus) -> tuple[Tensor, list[st
         ids = corpus.tokenizer.convert_tokens_to_ids(words)
     else:
         ids = corpus.validation[: min(model.config.max_position_embeddings, 32)].tolist()
-        words = [repr(corpus.tokenizer.decode([i]))[1:-1] for i in ids]
+        words = words_of(corpus.tokenizer, ids)
     return torch.tensor([ids], device=model.device), words

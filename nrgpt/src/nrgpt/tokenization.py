@@ -48,9 +48,6 @@ def encode(tokenizer: PreTrainedTokenizerFast, text: str, name: str = "text") ->
         return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     except Exception as error:  # tokenizers has no class of its own for it
         known = tokenizer.get_vocab().keys()
-        strange = next((c for c in text.split() if c not in known), text) if "=" in known else _strange(text, known)
+        pieces = text.split() if "=" in known else text
+        strange = next((piece for piece in pieces if piece not in known), text)
         raise ValueError(f"{name}: {strange!r} is not in the model's vocabulary") from error
-
-
-def _strange(text: str, known) -> str:
-    return next((c for c in text if c not in known), text)
