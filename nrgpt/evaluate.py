@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 from nrgpt import NRGPTForCausalLM
 from nrgpt.cli import as_dict, run
-from nrgpt.data import Corpus, ListOpsOptions, default_cache, load_classic, load_listops, load_text, spaced_windows
+from nrgpt.data import Corpus, default_cache, load_corpus, spaced_windows
 from nrgpt.evaluation import (
     answer_listops,
     bits_per_character,
@@ -98,16 +98,13 @@ def load(config: EvaluateConfig, training: dict, tokenizer) -> Corpus:
     dataset = config.dataset or training.get("dataset")
     if dataset is None:
         raise ValueError(f"dataset: expected one, {config.model} does not say what it was trained on")
-    if dataset == "listops":
-        names = ("functions", "max_depth", "max_children", "function_share", "train_samples", "test_samples")
-        options = {name: training[name] for name in names if name in training}
-        return load_listops(ListOpsOptions(seed=training.get("data_seed", 42), **options))
-    if dataset == "listops-classic":
-        numbers = (training.get("train_samples", 50_000), training.get("test_samples", 2_000))
-        return load_classic(*numbers, training.get("context", 128), training.get("data_seed", 42))
-    characters = training.get("train_characters") if dataset == training.get("dataset") else None
-    name = training.get("tokenizer", config.model) if dataset.startswith("hf:") else tokenizer
-    return load_text(dataset, name, 0, characters, config.cache_dir or default_cache())
+    options = training | {"dataset": dataset}
+    if dataset != training.get("dataset"):
+        options.pop("train_characters", None)
+    if not dataset.startswith("hf:"):
+        options["tokenizer"] = tokenizer
+    options.setdefault("tokenizer", config.model)
+    return load_corpus(options, config.cache_dir or default_cache())
 
 
 def losses(config: EvaluateConfig, model: NRGPTForCausalLM, corpus: Corpus) -> list:

@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from nrgpt import MODELS, NRGPTForCausalLM, preset
 from nrgpt.cli import run
 from nrgpt.configuration_nrgpt import NRGPTConfig
-from nrgpt.data import Corpus, ListOpsOptions, default_cache, draw_windows, load_listops, load_text, spaced_windows
+from nrgpt.data import Corpus, default_cache, draw_windows, load_corpus, spaced_windows
 from nrgpt.evaluation import (
     answer_listops,
     bits_per_character,
@@ -199,19 +199,15 @@ def experiments(config: ReproduceConfig) -> dict[str, dict[str, dict[str, Any]]]
 # The list of runs
 
 
-@cache
-def corpus_of(frozen: tuple, cache_dir: Path) -> Corpus:
-    data = dict(frozen)
-    if data.pop("dataset") == "listops":
-        return load_listops(ListOpsOptions(**{k: list(v) if isinstance(v, tuple) else v for k, v in data.items()}))
-    source = dict(frozen)["dataset"]
-    rest = (data.get("vocab_size", 0), data.get("train_characters"), cache_dir)
-    return load_text(source, data.get("tokenizer", "characters"), *rest)
+CORPORA: dict[str, Corpus] = {}
+"""By the options that name them: experiments share some."""
 
 
 def load(config: ReproduceConfig, experiment: Experiment) -> Corpus:
-    frozen = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(experiment.data.items()))
-    return corpus_of(frozen, config.cache_dir or default_cache())
+    key = repr(sorted(experiment.data.items()))
+    if key not in CORPORA:
+        CORPORA[key] = load_corpus(experiment.data, config.cache_dir or default_cache())
+    return CORPORA[key]
 
 
 def shape_of(config: ReproduceConfig, experiment: Experiment, arm: dict[str, Any]) -> NRGPTConfig:

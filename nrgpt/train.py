@@ -18,16 +18,7 @@ from nrgpt import MODELS, NRGPTForCausalLM, preset
 from nrgpt.card import model_card
 from nrgpt.checkpointing import Checkpoints, StopSignal
 from nrgpt.cli import as_dict, run, save_config
-from nrgpt.data import (
-    Corpus,
-    ListOpsOptions,
-    check_length,
-    default_cache,
-    draw_windows,
-    load_classic,
-    load_listops,
-    load_text,
-)
+from nrgpt.data import Corpus, check_length, default_cache, draw_windows, load_corpus
 from nrgpt.evaluation import next_token_loss, stream_losses
 from nrgpt.listops import prompt_of
 from nrgpt.optimization import learning_rate, parameter_groups
@@ -271,14 +262,7 @@ def set_up_device(config: TrainConfig, accelerator: Accelerator) -> None:
 
 
 def load(config: TrainConfig) -> Corpus:
-    if config.dataset == "listops":
-        names = ("functions", "max_depth", "max_children", "function_share", "train_samples", "test_samples")
-        corpus = load_listops(ListOpsOptions(seed=config.data_seed, **{name: getattr(config, name) for name in names}))
-    elif config.dataset == "listops-classic":
-        corpus = load_classic(config.train_samples, config.test_samples, config.context, config.data_seed)
-    else:
-        cache = config.cache_dir or default_cache()
-        corpus = load_text(config.dataset, config.tokenizer, config.vocab_size, config.train_characters, cache)
+    corpus = load_corpus(vars(config), config.cache_dir or default_cache())
     check_length(corpus, config.context)
     return corpus
 

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +57,22 @@ class ListOpsOptions:
     train_samples: int = 50_000
     test_samples: int = 2_000
     seed: int = 42
+
+
+def load_corpus(options: Mapping, cache: Path) -> Corpus:
+    """What the options of train.py that name data say; what is not among them is as in `ListOpsOptions` and 128 tokens.
+
+    `tokenizer` may be a tokenizer itself. Raises what the functions below do.
+    """
+    dataset, seed = options["dataset"], options.get("data_seed", 42)
+    if dataset == "listops":
+        given = {f.name: options[f.name] for f in fields(ListOpsOptions) if f.name in options and f.name != "seed"}
+        return load_listops(ListOpsOptions(seed=seed, **given))
+    if dataset == "listops-classic":
+        numbers = (options.get(name, getattr(ListOpsOptions, name)) for name in ("train_samples", "test_samples"))
+        return load_classic(*numbers, options.get("context", 128), seed)
+    tokenizer = options.get("tokenizer", "characters")
+    return load_text(dataset, tokenizer, options.get("vocab_size", 0), options.get("train_characters"), cache)
 
 
 def load_listops(options: ListOpsOptions) -> Corpus:
